@@ -1,0 +1,98 @@
+"""What callers pass, checked and brought into one form: a list of lengths on the host, whatever the layout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from logdepth.scanning.plan import Ints
+from logdepth.scanning.state import ScanState
+
+LengthsLike = Sequence[int] | Tensor | NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each row's new elements lie in the matrix of all elements."""
+
+    new: Ints
+    """New elements of each row (of a batch) or document (of a pack)."""
+    row_stride: int | None
+    """Elements from one row's start to the next in a batch; None for documents laid end to end."""
+    num_elements: int
+    """Rows of the matrix of all elements, padding included."""
+    num_new: int
+    """Elements that count: the sum of `new`."""
+
+    @property
+    def starts(self) -> Ints:
+        if self.row_stride is None:
+            return np.cumsum(self.new) - self.new
+        return np.arange(len(self.new)) * self.row_stride
+
+
+def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Layout:
+    """The layout of checked arguments."""
+    if not isinstance(elements, Tensor):
+        raise TypeError(f"elements must be a tensor; got {type(elements).__name__}")
+    if lengths is not None and cu_seqlens is not None:
+        raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents: give one of them")
+    if cu_seqlens is not None:
+        return _packed_layout(elements, _integers("cu_seqlens", cu_seqlens))
+    if elements.ndim != 3:
+        raise ValueError(
+            f"elements must be [batch, length, width]; got shape {tuple(elements.shape)}"
+            + (" (packed [total, width] elements need cu_seqlens)" if elements.ndim == 2 else "")
+        )
+    batch, length, _ = elements.shape
+    if lengths is None:
+        return Layout(np.full(batch, length), length, batch * length, batch * length)
+    new = _integers("lengths", lengths)
+    if len(new) != batch:
+        raise ValueError(f"lengths must have one entry for each of the {batch} rows; got {len(new)}")
+    wrong = np.flatnonzero((new < 0) | (new > length))
+    if wrong.size:
+        raise ValueError(f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements")
+    return Layout(new, length, batch * length, int(new.sum()))
+
+
+def check_state(state: ScanState, elements: Tensor, layout: Layout) -> None:
+    """Refuse a state that cannot be continued with these elements."""
+    if not isinstance(state, ScanState):
+        raise TypeError(f"state must be a ScanState, as an earlier scan returned it; got {type(state).__name__}")
+    if len(state) != len(layout.new):
+        what = "documents" if layout.row_stride is None else "rows of the batch"
+        raise ValueError(f"state has {len(state)} rows, but there are {len(layout.new)} {what}")
+    for name, ours, theirs in (
+        ("width", state.width, elements.shape[-1]),
+        ("dtype", state.dtype, elements.dtype),
+        ("device", state.device, elements.device),
+    ):
+        if ours != theirs:
+            raise ValueError(f"state has {name} {ours}, but elements have {name} {theirs}")
+
+
+def _packed_layout(elements: Tensor, bounds: Ints) -> Layout:
+    if elements.ndim != 2:
+        raise ValueError(f"with cu_seqlens, elements must be packed [total, width]; got shape {tuple(elements.shape)}")
+    total = len(elements)
+    if not bounds.size or bounds[0] != 0 or bounds[-1] != total:
+        ends = f"{bounds[0]} … {bounds[-1]}" if bounds.size else "nothing"
+        raise ValueError(f"cu_seqlens must run from 0 to {total}, the number of packed elements; it runs {ends}")
+    new = np.diff(bounds)
+    wrong = np.flatnonzero(new < 0)
+    if wrong.size:
+        at = wrong[0]
+        raise ValueError(f"cu_seqlens must not decrease: entry {at} is {bounds[at]}, entry {at + 1} is {bounds[at + 1]}")
+    return Layout(new, None, total, total)
+
+
+def _integers(name: str, values: LengthsLike) -> Ints:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be a flat list of integers; got {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)

@@ -1,0 +1,63 @@
+"""The two sweeps over tensors, as a plan says: up to build the blocks, down to fold them into prefixes.
+
+It knows rows and matrices; which document a row belongs to, and why it is read, is the plan's business.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from logdepth.scanning.merge import OperatorPair
+from logdepth.scanning.plan import Plan
+from logdepth.scanning.plan import Rows as RowsToTake
+from logdepth.shapes import Blocks, Rows
+
+
+class Swept(NamedTuple):
+    """What the sweeps bring back: the planned outputs, and the new state's blocks and prefixes level by level."""
+
+    outputs: Rows
+    blocks: list[Blocks]
+    prefixes: list[Blocks]
+
+
+def sweep(
+    plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks
+) -> Swept:
+    """Run `plan`. `blocks` and `prefixes` are what the old state stores for its levels, `edges` the prefixes above."""
+    up, down = operator
+    fresh = take(plan.elements, (elements,))
+    nodes = [fresh]
+    for level in plan.levels[:-1]:
+        fresh = up(take(level.up_left, (blocks, fresh)), take(level.up_right, (fresh,)))
+        nodes.append(fresh)
+
+    before = elements[:0]
+    new_blocks, new_prefixes = [], []
+    for level in reversed(plan.levels):
+        fresh = nodes.pop()
+        left = take(level.fold_left, (before, edges))
+        folded = down(left, take(level.fold_right, (fresh,))) if level.fold_left.count else left
+        before = take(level.before, (left, fresh, prefixes, folded))
+        ending = take(level.prefixes, (prefixes, fresh, folded))
+        edges = take(level.edges, (edges, ending))
+        if level.blocks.count:
+            new_blocks.append(take(level.blocks, (blocks, fresh)))
+            new_prefixes.append(ending)
+    return Swept(take(plan.outputs, (before, edges)), new_blocks, new_prefixes)
+
+
+def take(rows: RowsToTake, sources: Sequence[Tensor]) -> Tensor:
+    """The rows that `rows` names in `sources` laid end to end; a single run comes back as a view."""
+    if rows.index is not None:
+        used = [sources[source] for source in rows.sources]
+        return (used[0] if len(used) == 1 else torch.cat(used)).index_select(0, rows.index)
+    if not rows.runs:
+        return sources[0][:0]
+    parts = [
+        sources[source] if count == len(sources[source]) else sources[source].narrow(0, start, count)
+        for source, start, count in rows.runs
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
