@@ -1,7 +1,7 @@
 """GRC, the Gated Recursive Cell (Shen et al. 2019): the operator ⊙ of the paper's AR-GRC model.
 
-    [g_a; g_b; g_c; c] = W2 · act(W1 · [a; b] + b1) + b2          W1: 2D → 4D, W2: 4D → 4D
-    a ⊙ b = LN(σ(g_a) ∘ a + σ(g_b) ∘ b + σ(g_c) ∘ c)
+[g_a; g_b; g_c; c] = W2 · act(W1 · [a; b] + b1) + b2          W1: 2D → 4D, W2: 4D → 4D
+a ⊙ b = LN(σ(g_a) ∘ a + σ(g_b) ∘ b + σ(g_c) ∘ c)
 """
 
 from dataclasses import dataclass
@@ -42,4 +42,6 @@ class GRC(nn.Module):
         pair = self.dropout(torch.cat([left, right], dim=-1))
         hidden = self.dropout(self.activation(self.hidden(pair)))
         left_gate, right_gate, candidate_gate, candidate = self.gates(hidden).chunk(4, dim=-1)
-        return self.norm(left_gate.sigmoid() * left + right_gate.sigmoid() * right + candidate_gate.sigmoid() * candidate)
+        gated = left_gate.sigmoid() * left + right_gate.sigmoid() * right + candidate_gate.sigmoid() * candidate
+        merged: Rows = self.norm(gated)
+        return merged

@@ -1,7 +1,7 @@
 """MLP-LDRU (Pert et al. 2026): each operand is weighted element by element by an MLP of the pair, then mixed linearly.
 
-    [w_x; w_y] = W3 · act(W2 · act(W1 · [x; y]))                  widths 2D → 2D → 4D → 2D, with biases
-    x ⊙ y = Wo(Vx(w_x ∘ x) + Vy(w_y ∘ y))                         Vx, Vy, Wo: D × D with bias, identity at the start
+[w_x; w_y] = W3 · act(W2 · act(W1 · [x; y]))                  widths 2D → 2D → 4D → 2D, with biases
+x ⊙ y = Wo(Vx(w_x ∘ x) + Vy(w_y ∘ y))                         Vx, Vy, Wo: D × D with bias, identity at the start
 """
 
 from dataclasses import dataclass
@@ -59,4 +59,5 @@ class MLPLDRU(nn.Module):
         hidden = self.activation(self.first(torch.cat([left, right], dim=-1)))
         weights = self.norm(self.weights(self.activation(self.second(hidden))))
         left_weight, right_weight = weights.chunk(2, dim=-1)
-        return self.out(self.left_value(left_weight * left) + self.right_value(right_weight * right))
+        merged: Rows = self.out(self.left_value(left_weight * left) + self.right_value(right_weight * right))
+        return merged

@@ -1,6 +1,6 @@
 """PostMerge: a residual net after a merge, LN(x + fc(x)), shared by all merges of a scan (paper, the language model).
 
-    merged ← LN(merged + fc(merged)),   fc = W2 · act(W1 · x), D → hidden · D → D, then dropout
+merged ← LN(merged + fc(merged)),   fc = W2 · act(W1 · x), D → hidden · D → D, then dropout
 """
 
 from dataclasses import dataclass
@@ -72,4 +72,5 @@ class PostMerge(nn.Module):
 
     def forward(self, left: Rows, right: Rows) -> Rows:
         merged = self.operator(left, right)
-        return self.norm(merged + self.dropout(self.out(self.activation(self.hidden(merged)))))
+        refined: Rows = self.norm(merged + self.dropout(self.out(self.activation(self.hidden(merged)))))
+        return refined

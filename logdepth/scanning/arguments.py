@@ -1,36 +1,33 @@
 """What callers pass, checked and brought into one form: a list of lengths on the host, whatever the layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from logdepth.scanning.plan import Ints
+from logdepth.scanning.lengths import Ints, Lengths
 from logdepth.scanning.state import ScanState
 
 LengthsLike = Sequence[int] | Tensor | NDArray[np.integer]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where each row's new elements lie in the matrix of all elements."""
 
-    new: Ints
+    new: Lengths
     """New elements of each row (of a batch) or document (of a pack)."""
     row_stride: int | None
     """Elements from one row's start to the next in a batch; None for documents laid end to end."""
     num_elements: int
     """Rows of the matrix of all elements, padding included."""
-    num_new: int
-    """Elements that count: the sum of `new`."""
 
-    @property
     def starts(self) -> Ints:
+        """Row of each row's (or document's) first element."""
         if self.row_stride is None:
-            return np.cumsum(self.new) - self.new
-        return np.arange(len(self.new)) * self.row_stride
+            return np.cumsum(self.new.array()) - self.new.array()
+        return np.arange(self.new.num_rows) * self.row_stride
 
 
 def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Layout:
@@ -48,30 +45,29 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
         )
     batch, length, _ = elements.shape
     if lengths is None:
-        return Layout(np.full(batch, length), length, batch * length, batch * length)
+        return Layout(Lengths(batch, length, None), length, batch * length)
     new = _integers("lengths", lengths)
     if len(new) != batch:
         raise ValueError(f"lengths must have one entry for each of the {batch} rows; got {len(new)}")
     wrong = np.flatnonzero((new < 0) | (new > length))
     if wrong.size:
         raise ValueError(f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements")
-    return Layout(new, length, batch * length, int(new.sum()))
+    return Layout(Lengths.of(new), length, batch * length)
 
 
 def check_state(state: ScanState, elements: Tensor, layout: Layout) -> None:
     """Refuse a state that cannot be continued with these elements."""
     if not isinstance(state, ScanState):
         raise TypeError(f"state must be a ScanState, as an earlier scan returned it; got {type(state).__name__}")
-    if len(state) != len(layout.new):
+    if len(state) != layout.new.num_rows:
         what = "documents" if layout.row_stride is None else "rows of the batch"
-        raise ValueError(f"state has {len(state)} rows, but there are {len(layout.new)} {what}")
-    for name, ours, theirs in (
-        ("width", state.width, elements.shape[-1]),
-        ("dtype", state.dtype, elements.dtype),
-        ("device", state.device, elements.device),
-    ):
-        if ours != theirs:
-            raise ValueError(f"state has {name} {ours}, but elements have {name} {theirs}")
+        raise ValueError(f"state has {len(state)} rows, but there are {layout.new.num_rows} {what}")
+    if state.width != elements.shape[-1]:
+        raise ValueError(f"state has width {state.width}, but elements have width {elements.shape[-1]}")
+    if state.dtype != elements.dtype:
+        raise ValueError(f"state has dtype {state.dtype}, but elements have dtype {elements.dtype}")
+    if state.device != elements.device:
+        raise ValueError(f"state is on {state.device}, but elements are on {elements.device}")
 
 
 def _packed_layout(elements: Tensor, bounds: Ints) -> Layout:
@@ -85,8 +81,10 @@ def _packed_layout(elements: Tensor, bounds: Ints) -> Layout:
     wrong = np.flatnonzero(new < 0)
     if wrong.size:
         at = wrong[0]
-        raise ValueError(f"cu_seqlens must not decrease: entry {at} is {bounds[at]}, entry {at + 1} is {bounds[at + 1]}")
-    return Layout(new, None, total, total)
+        raise ValueError(
+            f"cu_seqlens must not decrease: entry {at} is {bounds[at]}, entry {at + 1} is {bounds[at + 1]}"
+        )
+    return Layout(Lengths.of(new), None, total)
 
 
 def _integers(name: str, values: LengthsLike) -> Ints:

@@ -24,19 +24,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from logdepth.scanning.lengths import Ints
+
 Index = Any
 """An index array in whatever form the plan's user reads rows with (numpy here, a tensor on a device in sweep.py)."""
 
-MAX_RUNS = 4
+MAX_RUNS = 6
 """Rows in at most this many runs are read as slices; more are read through an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows to take from several matrices laid end to end: as a few runs, or else through an index."""
+    """Which rows to take from several matrices laid end to end: all of one, a few runs, or else through an index."""
 
     count: int
+    whole: int | None
+    """The matrix of which all rows are taken; None where it is not as simple."""
     runs: tuple[tuple[int, int, int], ...]
     """(source, first row, number of rows), in order; empty where an index is used."""
     index: Index | None
@@ -58,7 +61,8 @@ class Level:
     fold_right: Rows
     """[fresh nodes] Those even nodes."""
     before: Rows
-    """[fold_left, fresh nodes, stored prefixes, folded] The before of every fresh node but the heads, in order."""
+    """[fold_left, fresh nodes, stored prefixes, folded, edges] The before of every fresh node but the heads, in order;
+    at the lowest level, the edges after them."""
     blocks: Rows
     """[stored blocks, fresh nodes] The blocks of this level that the new state holds, by document."""
     prefixes: Rows
@@ -72,10 +76,12 @@ class Plan:
     """Everything that a scan reads, bottom level first. A plan depends on lengths alone."""
 
     levels: tuple[Level, ...]
+    lowest: int
+    """The level at which the down-sweep ends: 0, or where only edges are asked for, the one below which they stay."""
     elements: Rows
     """[elements] The fresh nodes of level 0."""
     outputs: Rows
-    """[befores of level 0, edges of level 0] The answers, by document and then by position."""
+    """[befores and edges of the lowest level] The answers, by document and then by position."""
     valid: Index | None
     """Where the answers go in the matrix of all elements; None where they fill it in order."""
     num_elements: int
@@ -102,15 +108,17 @@ def build_plan(
     """
     make = _RowsMaker(as_index)
     total = old + new
-    depth = num_levels(old, new)
+    depth = int((old ^ total).max(initial=0)).bit_length()
     documents = np.arange(len(old))
+    only_edges = not every_prefix or new.max(initial=0) <= 1
+    lowest = next((level for level in range(depth) if (total >> level & 1).any()), 0) if only_edges else 0
     stored_starts = _stored_starts(old, depth)
     num_stored = stored_starts[-1]
 
     # The level above the top one: no nodes, no befores, and an edge for each document that had elements before.
     parent_document, parent_node = documents[:0], documents[:0]
     parent_is_head = np.zeros(0, dtype=bool)
-    num_before = 0
+    num_before = num_befores = 0
     edge_row = np.where(prefixed, np.cumsum(prefixed) - 1, -1)
     num_edges = int(prefixed.sum())
 
@@ -140,7 +148,7 @@ def build_plan(
         fold_left = np.concatenate([extend - parent_is_head.sum(), num_before + edge_row[others]])
         num_folds = len(fold_left)
 
-        # A right child's before is what its left sibling closes: a fold, the sibling itself (a head), or a stored prefix.
+        # A right child's before is what its left sibling closes: a fold, a stored prefix, or a head as it stands.
         closed = num_folds + num_fresh + stored_row[parent_document]
         closed[lefts[:num_left_heads]] = num_folds + len(heads) + np.arange(num_left_heads)
         closed[extend] = num_folds + num_fresh + num_stored + np.arange(len(extend))
@@ -156,6 +164,10 @@ def build_plan(
 
         edge_row[held] = num_edges + np.arange(len(held))
         edges = edge_row[edge_row >= 0]
+        if level == lowest:
+            num_befores = 0 if only_edges else len(before)
+            after = num_folds + num_fresh + num_stored + num_folds + np.arange(len(edges))
+            before = np.concatenate([before[:num_befores], after])
 
         levels.append(
             Level(
@@ -163,7 +175,7 @@ def build_plan(
                 up_right=make(right_start + np.arange(num_parents), num_fresh),
                 fold_left=make(fold_left, num_before, num_edges),
                 fold_right=make(fold_start + np.arange(num_folds), num_fresh),
-                before=make(before, num_folds, num_fresh, num_stored, num_folds),
+                before=make(before, num_folds, num_fresh, num_stored, num_folds, len(edges)),
                 blocks=make(block[held], num_stored, num_fresh),
                 prefixes=make(prefix[held], num_stored, num_fresh, num_folds),
                 edges=make(edges, num_edges, len(held)),
@@ -174,28 +186,25 @@ def build_plan(
         num_before, num_edges = len(before), len(edges)
         edge_row = np.where(edge_row >= 0, np.cumsum(edge_row >= 0) - 1, -1)
 
+    # Here the level whose nodes are "parents" is level 0.
     read = starts[parent_document] + parent_node - old[parent_document]
+    answer_row = num_befores + edge_row
+    outputs = answer_row
+    if every_prefix:
+        outputs = _output_rows(old, new, parent_document, parent_node, parent_is_head, answer_row)
     valid = None
     if every_prefix and len(read) < num_elements:
         valid = np.repeat(starts - np.cumsum(new) + new, new) + np.arange(len(read))
-    if every_prefix:
-        outputs = _output_rows(old, new, parent_document, parent_node, parent_is_head, num_before + edge_row)
-    else:
-        outputs = num_before + edge_row
     return Plan(
         levels=tuple(reversed(levels)),
+        lowest=lowest,
         elements=make(read, num_elements),
-        outputs=make(outputs, num_before, num_edges),
+        outputs=make(outputs, num_befores + num_edges),
         valid=None if valid is None else as_index(valid),
         num_elements=num_elements,
         num_stored=num_stored,
         nbytes=make.nbytes + (0 if valid is None else valid.nbytes),
     )
-
-
-def num_levels(old: Ints, new: Ints) -> int:
-    """Levels that the new elements touch: above them, old and new lengths have the same bits."""
-    return int((old ^ (old + new)).max(initial=0)).bit_length()
 
 
 def table_rows(lengths: Ints, depth: int) -> tuple[NDArray[np.bool_], Ints]:
@@ -214,9 +223,7 @@ def _stored_starts(old: Ints, depth: int) -> list[int]:
     return [sum(counts[level + 1 :]) for level in range(depth)] + [sum(counts)]
 
 
-def _output_rows(
-    old: Ints, new: Ints, document: Ints, node: Ints, is_head: NDArray[np.bool_], edge_row: Ints
-) -> Ints:
+def _output_rows(old: Ints, new: Ints, document: Ints, node: Ints, is_head: NDArray[np.bool_], edge_row: Ints) -> Ints:
     """For each new element of each document in turn, the row that holds the prefix ending with it.
 
     That is the before of the element that follows; for a document's last one it is the edge.
@@ -238,6 +245,9 @@ class _RowsMaker:
         self.nbytes = 0
 
     def __call__(self, index: Ints, *sizes: int) -> Rows:
+        if not len(index):
+            # An empty matrix at hand saves cutting one.
+            return Rows(0, sizes.index(0) if 0 in sizes else None, (), None, ())
         bounds = np.cumsum(sizes)
         source = np.searchsorted(bounds, index, side="right")
         starts = np.flatnonzero((np.diff(index, prepend=-2) != 1) | (np.diff(source, prepend=-1) != 0))
@@ -245,11 +255,12 @@ class _RowsMaker:
             first_rows = index[starts] - (bounds - sizes)[source[starts]]
             counts = np.diff(starts, append=len(index))
             runs = zip(source[starts].tolist(), first_rows.tolist(), counts.tolist(), strict=True)
-            return Rows(len(index), tuple(runs), None, ())
+            whole = int(source[0]) if len(starts) == 1 and counts[0] == sizes[source[0]] else None
+            return Rows(len(index), whole, tuple(runs), None, ())
         sources = np.unique(source)
         # Matrices that nothing is read from are left out of the concatenation that the index counts through.
         unread = np.array(sizes)
         unread[sources] = 0
         skipped = np.cumsum(unread)
         self.nbytes += index.nbytes
-        return Rows(len(index), (), self.as_index(index - skipped[source]), tuple(sources.tolist()))
+        return Rows(len(index), None, (), self.as_index(index - skipped[source]), tuple(sources.tolist()))

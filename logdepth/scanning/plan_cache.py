@@ -1,14 +1,14 @@
 """Plans kept for reuse: a training loop builds the plan of each shape once. Bounded by the bytes of their indices."""
 
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from logdepth.scanning.arguments import Layout
-from logdepth.scanning.plan import Ints, Plan, build_plan
+from logdepth.scanning.lengths import Ints, Lengths
+from logdepth.scanning.plan import Plan, build_plan
 
 MAX_CACHE_BYTES = 128 * 2**20
 PLAN_OVERHEAD_BYTES = 16 * 2**10
@@ -26,24 +26,28 @@ class PlanCache:
         self._lock = Lock()
 
     def plan(
-        self,
-        old: Ints,
-        layout: Layout,
-        prefixed: NDArray[np.bool_],
-        device: torch.device,
-        every_prefix: bool = True,
+        self, below: Lengths, above: Lengths, layout: Layout, device: torch.device, every_prefix: bool = True
     ) -> Plan:
-        """The plan for these lengths, with its indices on `device`; arguments as for `build_plan`."""
-        key = (
-            old.tobytes(), layout.new.tobytes(), prefixed.tobytes(), layout.row_stride, layout.num_elements, device, every_prefix
-        )
+        """The plan for rows that get the elements of `layout`, with its indices on `device`.
+
+        `below` and `above` are the lengths so far within and above the levels that the new elements touch. Of what is
+        above, only whether there is anything matters: so every step of a stream finds one of a few plans.
+        """
+        prefixed = above.common > 0 if above.common is not None else (above.array() > 0).tobytes()
+        key = (below.key, prefixed, layout.new.key, layout.row_stride, layout.num_elements, device, every_prefix)
         with self._lock:
             plan = self._plans.get(key)
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
         plan = build_plan(
-            old, layout.new, prefixed, layout.starts, layout.num_elements, every_prefix, lambda index: _on(device, index)
+            old=below.array(),
+            new=layout.new.array(),
+            prefixed=above.array() > 0,
+            starts=layout.starts(),
+            num_elements=layout.num_elements,
+            every_prefix=every_prefix,
+            as_index=partial(_on, device),
         )
         with self._lock:
             self.num_built += 1

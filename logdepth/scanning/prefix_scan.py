@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logdepth.scanning.arguments import Layout, LengthsLike, check_state, layout_of
+from logdepth.scanning.arguments import LengthsLike, check_state, layout_of
+from logdepth.scanning.lengths import Lengths
 from logdepth.scanning.merge import Operator, OperatorPair, checked_pair
-from logdepth.scanning.plan import Ints, Plan, num_levels, table_rows
+from logdepth.scanning.plan import Plan, table_rows
 from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.state import ScanState
 from logdepth.scanning.sweep import sweep
@@ -55,28 +56,26 @@ def scan(
     if state is not None:
         check_state(state, elements, layout)
     pair = checked_pair(operator, elements.device, checkpoint)
-    if not layout.num_new:
-        prefixes = elements.new_zeros(elements.shape)
-        return ScanResult(prefixes, state if state is not None else _empty_state(layout, elements))
+    old = state.row_lengths if state is not None else Lengths(layout.new.num_rows, 0, None)
+    if not layout.new.total:
+        return ScanResult(elements.new_zeros(elements.shape), _empty_state(old, elements) if state is None else state)
 
-    old = state.counts if state is not None else np.zeros_like(layout.new)
-    depth = num_levels(old, layout.new)
-    above = old >> depth
-    plan = PLANS.plan(old & ((1 << depth) - 1), layout, above > 0, elements.device)
+    total = old.plus(layout.new)
+    above, below = old.split(old.levels_touched(total))
+    plan = PLANS.plan(below, above, layout, elements.device)
     flat = elements.reshape(-1, elements.shape[-1])
+    nothing = flat.narrow(0, 0, 0)
     if state is None:
-        nothing = flat[:0]
         kept = kept_prefixes = nothing
         swept = sweep(plan, pair, flat, nothing, nothing, nothing)
     else:
         # Levels that the new elements do not touch come first in the tables, and stay as they are.
-        sizes = [len(state.blocks) - plan.num_stored, plan.num_stored]
-        kept, stored = state.blocks.split(sizes)
-        kept_prefixes, stored_prefixes = state.prefixes.split(sizes)
+        kept, stored = _cut(state.blocks, plan.num_stored, nothing)
+        kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
         swept = sweep(plan, pair, flat, stored, stored_prefixes, _last_prefixes(kept_prefixes, above))
     # Concatenation copies, also where there is one part: the state owns its storage.
     blocks, prefixes = torch.cat([kept, *swept.blocks]), torch.cat([kept_prefixes, *swept.prefixes])
-    return ScanResult(_in_layout(swept.outputs, plan, elements), ScanState(old + layout.new, blocks, prefixes))
+    return ScanResult(_in_layout(swept.outputs, plan, elements), ScanState(total, blocks, prefixes))
 
 
 def reduce(
@@ -91,29 +90,38 @@ def reduce(
     It equals `scan(...).prefixes` at each row's last valid position, at about half the cost. Arguments as for `scan`.
     """
     layout = layout_of(elements, lengths, cu_seqlens)
-    empty = np.flatnonzero(layout.new == 0)
+    empty = np.flatnonzero(layout.new.array() == 0)
     if empty.size:
         what = "document" if layout.row_stride is None else "row"
         raise ValueError(f"cannot reduce {what} {empty[0]}: it has no elements, and there is no identity to return")
     pair = checked_pair(operator, elements.device, checkpoint=False)
     flat = elements.reshape(-1, elements.shape[-1])
     nothing = flat[:0]
-    if not layout.num_new:
+    if not layout.new.num_rows:
         return nothing
-    zeros = np.zeros_like(layout.new)
-    plan = PLANS.plan(zeros, layout, zeros > 0, elements.device, every_prefix=False)
+    none = Lengths(layout.new.num_rows, 0, None)
+    plan = PLANS.plan(none, none, layout, elements.device, every_prefix=False)
     return sweep(plan, pair, flat, nothing, nothing, nothing).outputs
 
 
-def _empty_state(layout: Layout, elements: Tensor) -> ScanState:
-    return ScanState.empty(len(layout.new), elements.shape[-1], dtype=elements.dtype, device=elements.device)
+def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:
+    return ScanState.empty(lengths.num_rows, elements.shape[-1], dtype=elements.dtype, device=elements.device)
 
 
-def _last_prefixes(prefixes: Blocks, counts: Ints) -> Blocks:
+def _cut(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
+    """The table's first rows, and its last `num_last`."""
+    num_first = table.shape[0] - num_last
+    if not num_last:
+        return table, nothing
+    return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
+
+
+def _last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:
     """The last prefix of each row that has one, from a table of the given lengths."""
-    if (counts == counts[0]).all():
-        return prefixes.narrow(0, len(prefixes) - len(counts), len(counts)) if counts[0] else prefixes
-    held, table = table_rows(counts, int(counts.max()).bit_length())
+    if lengths.common is not None:
+        num_last = lengths.num_rows if lengths.common else 0
+        return prefixes.narrow(0, prefixes.shape[0] - num_last, num_last)
+    held, table = table_rows(lengths.array(), lengths.longest.bit_length())
     last = np.where(held, table, -1).max(axis=0)
     return prefixes.index_select(0, torch.from_numpy(last[last >= 0]).to(prefixes.device))
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logdepth.scanning.plan import Ints, table_rows
+from logdepth.scanning.lengths import Ints, Lengths
+from logdepth.scanning.plan import table_rows
 from logdepth.shapes import Blocks
 
 STATE_VERSION = 1
@@ -24,11 +25,11 @@ class ScanState:
     what the scan computed. They stay attached to its graph, so that gradients can flow; `detach()` cuts them off.
     """
 
-    __slots__ = ("blocks", "counts", "prefixes")
+    __slots__ = ("blocks", "prefixes", "row_lengths")
 
-    def __init__(self, counts: Ints, blocks: Blocks, prefixes: Blocks) -> None:
-        """Made by `scan`, `empty` and `from_state_dict`; `counts` is a private copy of the rows' lengths."""
-        self.counts = counts
+    def __init__(self, row_lengths: Lengths, blocks: Blocks, prefixes: Blocks) -> None:
+        """For `scan` and the methods below: users get a state from a scan, `empty` or `from_state_dict`."""
+        self.row_lengths = row_lengths
         self.blocks = blocks
         self.prefixes = prefixes
 
@@ -38,12 +39,12 @@ class ScanState:
     ) -> Self:
         """The state of `batch` rows that have seen nothing yet."""
         nothing = torch.empty(0, width, dtype=dtype, device=device)
-        return cls(np.zeros(batch, dtype=np.int64), nothing, nothing)
+        return cls(Lengths(batch, 0, None), nothing, nothing)
 
     @property
     def lengths(self) -> Tensor:
         """Elements absorbed so far by each row: int64, on the CPU."""
-        return torch.from_numpy(self.counts.copy())
+        return torch.tensor(self.row_lengths.array())
 
     @property
     def width(self) -> int:
@@ -60,24 +61,26 @@ class ScanState:
     @property
     def nbytes(self) -> int:
         """Bytes of storage that the state keeps alive on its device."""
-        storages = {table.untyped_storage().data_ptr(): table.untyped_storage() for table in (self.blocks, self.prefixes)}
+        storages = {
+            table.untyped_storage().data_ptr(): table.untyped_storage() for table in (self.blocks, self.prefixes)
+        }
         return sum(storage.nbytes() for storage in storages.values())
 
     def __len__(self) -> int:
-        return len(self.counts)
+        return self.row_lengths.num_rows
 
     def __repr__(self) -> str:
-        lengths = self.counts.tolist()
+        lengths = self.row_lengths.array().tolist()
         shown = f"{lengths[:8]}"[:-1] + ", …]" if len(lengths) > 8 else f"{lengths}"
         return f"ScanState(lengths={shown}, width={self.width}, dtype={self.dtype}, device='{self.device}')"
 
     def detach(self) -> Self:
         """The same state, cut from the graph: what truncated back-propagation through time passes on."""
-        return type(self)(self.counts, self.blocks.detach(), self.prefixes.detach())
+        return type(self)(self.row_lengths, self.blocks.detach(), self.prefixes.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The state on another device or in another dtype; arguments as for `torch.Tensor.to`."""
-        return type(self)(self.counts, self.blocks.to(*args, **kwargs), self.prefixes.to(*args, **kwargs))
+        return type(self)(self.row_lengths, self.blocks.to(*args, **kwargs), self.prefixes.to(*args, **kwargs))
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """The state of the given rows, in the given order; a row may come twice (beams) or not at all."""
@@ -88,8 +91,9 @@ class ScanState:
         outside = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if outside.size:
             raise IndexError(f"row {outside[0]} is not in this state of {len(self)} rows")
-        held, table = table_rows(self.counts, _depth(self.counts))
-        return self._rearranged(self.counts[chosen], table[:, chosen][held[:, chosen]])
+        lengths = self.row_lengths.array()
+        held, table = table_rows(lengths, self.row_lengths.longest.bit_length())
+        return self._rearranged(Lengths.of(lengths[chosen]), table[:, chosen][held[:, chosen]])
 
     @classmethod
     def concatenate(cls, states: Sequence[Self]) -> Self:
@@ -100,18 +104,22 @@ class ScanState:
         for state in states[1:]:
             if (state.width, state.dtype, state.device) != (first.width, first.dtype, first.device):
                 raise ValueError(f"states do not fit together: {first} and {state}")
-        counts = np.concatenate([state.counts for state in states])
-        depth = _depth(counts)
+        lengths = [state.row_lengths.array() for state in states]
+        depth = max(state.row_lengths.longest for state in states).bit_length()
         starts = np.cumsum([0] + [len(state.blocks) for state in states])
-        tables = [table_rows(state.counts, depth) for state in states]
+        tables = [table_rows(one, depth) for one in lengths]
         held = np.concatenate([held for held, _ in tables], axis=1)
         table = np.concatenate([start + table for start, (_, table) in zip(starts, tables, strict=False)], axis=1)
-        joined = cls(counts, torch.cat([s.blocks for s in states]), torch.cat([s.prefixes for s in states]))
-        return joined._rearranged(counts, table[held])
+        joined = cls(
+            Lengths.of(np.concatenate(lengths)),
+            torch.cat([s.blocks for s in states]),
+            torch.cat([s.prefixes for s in states]),
+        )
+        return joined._rearranged(joined.row_lengths, table[held])
 
-    def _rearranged(self, counts: Ints, table_index: Ints) -> Self:
+    def _rearranged(self, row_lengths: Lengths, table_index: Ints) -> Self:
         index = torch.from_numpy(table_index).to(self.device)
-        return type(self)(counts, self.blocks.index_select(0, index), self.prefixes.index_select(0, index))
+        return type(self)(row_lengths, self.blocks.index_select(0, index), self.prefixes.index_select(0, index))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state as named tensors, for `torch.save` or safetensors."""
@@ -141,8 +149,4 @@ class ScanState:
             )
         if width is not None and width != expected[1]:
             raise ValueError(f"saved scan state has width {expected[1]}; width {width} was asked for")
-        return cls(counts, blocks, prefixes)
-
-
-def _depth(counts: Ints) -> int:
-    return int(counts.max(initial=0)).bit_length()
+        return cls(Lengths.of(counts), blocks, prefixes)

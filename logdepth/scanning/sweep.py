@@ -3,7 +3,6 @@
 It knows rows and matrices; which document a row belongs to, and why it is read, is the plan's business.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,41 +22,36 @@ class Swept(NamedTuple):
     prefixes: list[Blocks]
 
 
-def sweep(
-    plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks
-) -> Swept:
+def sweep(plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks) -> Swept:
     """Run `plan`. `blocks` and `prefixes` are what the old state stores for its levels, `edges` the prefixes above."""
     up, down = operator
-    fresh = take(plan.elements, (elements,))
+    fresh = take(plan.elements, elements)
     nodes = [fresh]
     for level in plan.levels[:-1]:
-        fresh = up(take(level.up_left, (blocks, fresh)), take(level.up_right, (fresh,)))
+        fresh = up(take(level.up_left, blocks, fresh), take(level.up_right, fresh))
         nodes.append(fresh)
 
-    before = elements[:0]
+    before = elements.narrow(0, 0, 0)
     new_blocks, new_prefixes = [], []
-    for level in reversed(plan.levels):
+    for level in reversed(plan.levels[plan.lowest :]):
         fresh = nodes.pop()
-        left = take(level.fold_left, (before, edges))
-        folded = down(left, take(level.fold_right, (fresh,))) if level.fold_left.count else left
-        before = take(level.before, (left, fresh, prefixes, folded))
-        ending = take(level.prefixes, (prefixes, fresh, folded))
-        edges = take(level.edges, (edges, ending))
+        left = take(level.fold_left, before, edges)
+        folded = down(left, take(level.fold_right, fresh)) if level.fold_left.count else left
+        ending = take(level.prefixes, prefixes, fresh, folded)
+        edges = take(level.edges, edges, ending)
+        before = take(level.before, left, fresh, prefixes, folded, edges)
         if level.blocks.count:
-            new_blocks.append(take(level.blocks, (blocks, fresh)))
+            new_blocks.append(take(level.blocks, blocks, fresh))
             new_prefixes.append(ending)
-    return Swept(take(plan.outputs, (before, edges)), new_blocks, new_prefixes)
+    return Swept(take(plan.outputs, before), new_blocks, new_prefixes)
 
 
-def take(rows: RowsToTake, sources: Sequence[Tensor]) -> Tensor:
+def take(rows: RowsToTake, *sources: Tensor) -> Tensor:
     """The rows that `rows` names in `sources` laid end to end; a single run comes back as a view."""
+    if rows.whole is not None:
+        return sources[rows.whole]
     if rows.index is not None:
-        used = [sources[source] for source in rows.sources]
-        return (used[0] if len(used) == 1 else torch.cat(used)).index_select(0, rows.index)
-    if not rows.runs:
-        return sources[0][:0]
-    parts = [
-        sources[source] if count == len(sources[source]) else sources[source].narrow(0, start, count)
-        for source, start, count in rows.runs
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        read = [sources[source] for source in rows.sources]
+        return (read[0] if len(read) == 1 else torch.cat(read)).index_select(0, rows.index)
+    runs = [sources[source].narrow(0, start, count) for source, start, count in rows.runs]
+    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else sources[0].narrow(0, 0, 0)

@@ -1,0 +1,52 @@
+# Everything runs in .venv, made here on first use; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format types imports unit test mutation benchmark figures clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with the package and everything its checks need
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,plot,mutation]'
+	touch $(STAMP)
+
+lint: $(STAMP) ## style and formatting, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(STAMP) ## the arrow of docs/architecture.md: who may import whom
+	$(BIN)/lint-imports
+
+unit: $(STAMP) ## the tests alone
+	$(BIN)/pytest -n $(WORKERS)
+
+test: lint types imports unit ## everything that CI runs
+
+mutation: $(STAMP) ## mutation testing of the index planning (minutes); survivors are explained in docs/mutants.md
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+benchmark: $(STAMP) ## time and memory of the scan against its floor, on the CPU
+	$(BIN)/python benchmarks/scan.py --out results/scan-cpu.json
+
+figures: $(STAMP) ## draw the README's figure again
+	$(BIN)/python docs/figures/draw_scan.py
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
