@@ -1,0 +1,19 @@
+"""Every test runs with fixed seeds, and with uninitialised memory poisoned: torch.empty gives NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("logdepth", deadline=None, print_blob=True)
+settings.load_profile("logdepth")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    torch.manual_seed(0)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

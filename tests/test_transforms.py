@@ -1,0 +1,90 @@
+"""torch.func and torch.compile around and inside the scan."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+from logdepth import scan
+from tests.toy import WIDTH, Toy, assert_same, gradients, random_elements
+
+ELEMENTS = random_elements(2, 13, WIDTH)
+
+
+OPERATOR = Toy()
+
+
+def prefixes(elements: Tensor) -> Tensor:
+    return scan(OPERATOR, elements).prefixes
+
+
+def test_vmap() -> None:
+    stacked = random_elements(4, 2, 13, WIDTH)
+    assert_same(vmap(prefixes)(stacked), torch.stack([prefixes(one) for one in stacked]))
+
+
+def test_vmap_over_weights() -> None:
+    operators = [Toy(seed) for seed in range(3)]
+    weights = {
+        name: torch.stack([dict(operator.named_parameters())[name] for operator in operators])
+        for name in ("weight", "bias")
+    }
+
+    def run(weights: dict[str, Tensor]) -> Tensor:
+        return scan(lambda left, right: functional_call(operators[0], weights, (left, right)), ELEMENTS).prefixes
+
+    assert_same(vmap(run)(weights), torch.stack([scan(operator, ELEMENTS).prefixes for operator in operators]))
+
+
+def test_grad_and_jacobians() -> None:
+    elements = ELEMENTS.clone().requires_grad_()
+    weight = random_elements(*ELEMENTS.shape, seed=99)
+    expected = gradients([prefixes(elements)], [elements])[0]
+    assert_same(grad(lambda x: (prefixes(x) * weight).sum())(ELEMENTS), expected)
+    small = ELEMENTS[:1, :5]
+    assert_same(jacrev(prefixes)(small), jacfwd(prefixes)(small))
+
+
+def test_forward_mode() -> None:
+    tangent = random_elements(*ELEMENTS.shape, seed=7)
+    _, forward = jvp(prefixes, (ELEMENTS,), (tangent,))
+    step = 1e-6
+    assert_same(forward, (prefixes(ELEMENTS + step * tangent) - prefixes(ELEMENTS - step * tangent)) / (2 * step), 1e-6)
+
+
+def test_hessian() -> None:
+    small = ELEMENTS[:1, :3]
+    curvature = hessian(lambda x: prefixes(x).sum())(small).reshape(9, 9)
+    assert_same(curvature, curvature.T)
+    assert curvature.abs().max() > 0
+
+
+def test_checkpointing_refuses_torch_func() -> None:
+    """Stated in the documentation: recomputation is for plain backward passes."""
+    with pytest.raises(RuntimeError):
+        grad(lambda x: scan(Toy(), x, checkpoint=True).prefixes.sum())(ELEMENTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_operator() -> None:
+    """A few compilations (a single row or more, views or not) serve every level of every length."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    operator = Toy()
+    compiled = torch.compile(operator, dynamic=True, backend=backend)
+    elements = random_elements(1, 77, WIDTH).requires_grad_()
+    inputs = [elements, *operator.parameters()]
+    actual, expected = scan(compiled, elements).prefixes, scan(operator, elements).prefixes
+    assert_same(actual, expected)
+    for ours, theirs in zip(gradients([actual], inputs), gradients([expected], inputs), strict=True):
+        assert_same(ours, theirs, 1e-9)
+    compiled_so_far = len(graphs)
+    assert compiled_so_far <= 4
+    for batch, length in ((3, 50), (1, 64), (2, 99)):
+        scan(compiled, random_elements(batch, length, WIDTH).requires_grad_())
+    assert len(graphs) == compiled_so_far
