@@ -25,11 +25,11 @@ def take(rows: Rows, sources: list[np.ndarray], sizes: list[int] | None = None) 
     if rows.whole is not None:
         taken = sources[rows.whole]
     elif rows.index is not None:
-        assert not rows.runs
+        assert rows.runs == ()
         assert len(rows.index) > MAX_RUNS
-        taken = np.concatenate([sources[source] for source in rows.sources])[rows.index]
+        taken = np.concatenate([sources[source] for source in rows.indexed])[rows.index]
         assert (rows.index >= 0).all()
-        assert all(len(sources[source]) for source in rows.sources), "an empty matrix is never worth reading"
+        assert all(len(sources[source]) for source in rows.indexed), "an empty matrix is never worth reading"
     else:
         assert len(rows.runs) <= MAX_RUNS
         parts = [sources[source][start : start + count] for source, start, count in rows.runs]
@@ -55,11 +55,11 @@ def obey(plan: Plan, elements: np.ndarray, blocks: np.ndarray, prefixes: np.ndar
     new_blocks, new_prefixes = [], []
     for level in reversed(plan.levels[plan.lowest :]):
         fresh = nodes.pop()
-        left, right = take(level.fold_left, [before, edges]), take(level.fold_right, [fresh])
-        folded = merged("down", left, right) if level.fold_left.count else symbols([])
+        extended, extending = take(level.extended, [before, edges]), take(level.extending, [fresh])
+        folded = merged("down", extended, extending) if level.extended.count else symbols([])
         ending = take(level.prefixes, [prefixes, fresh, folded])
         edges = take(level.edges, [edges, ending])
-        before = take(level.before, [left, fresh, prefixes, folded, edges])
+        before = take(level.before, [prefixes, fresh, folded, extended, edges])
         new_blocks.extend(take(level.blocks, [blocks, fresh]))
         new_prefixes.extend(ending)
     return list(take(plan.outputs, [before])), new_blocks, new_prefixes
@@ -161,7 +161,7 @@ def check(olds: list[int], news: list[int], stride: int | None = None, every_pre
 
 
 def all_rows(plan: Plan) -> list[Rows]:
-    names = ("up_left", "up_right", "fold_left", "fold_right", "before", "blocks", "prefixes", "edges")
+    names = ("up_left", "up_right", "extended", "extending", "before", "blocks", "prefixes", "edges")
     return [getattr(level, name) for level in plan.levels for name in names]
 
 
@@ -179,8 +179,8 @@ def test_matrices_that_are_read_whole_are_not_cut() -> None:
     plan = check([0], [8], stride=8)
     top = plan.levels[-1]
     assert top.prefixes.whole == 1
-    assert top.fold_left == Rows(0, 0, (), None, ())
-    assert plan.levels[0].fold_left.whole == 0
+    assert top.extended == Rows(0, 0, (), None, ())
+    assert plan.levels[0].extended.whole == 0
     assert plan.levels[0].up_left == Rows(4, None, ((1, 0, 4),), None, ())
 
 
@@ -194,6 +194,7 @@ def test_steps() -> None:
     for old in range(130):
         plan = check([old] * 2, [1, 1], stride=1)
         assert plan.lowest == len(plan.levels) - 1, "a step folds once, at the level where the carry ends"
+        assert plan.levels[plan.lowest].before.count == 2, "and reads nothing but the two edges"
 
 
 def test_steps_of_rows_at_different_lengths() -> None:
@@ -224,16 +225,18 @@ def test_ragged_packs_read_few_rows_through_an_index() -> None:
     for level in plan.levels:
         assert level.up_left.index is None
         assert level.up_right.index is None
-        assert level.fold_right.index is None
+        assert level.extending.index is None
 
 
 def test_last_prefixes_alone() -> None:
     for length in range(1, 70):
         plan = check([0, 0], [length, length], stride=length, every_prefix=False)
-        assert sum(level.fold_left.count for level in plan.levels) == 2 * (length.bit_count() - 1)
+        assert sum(level.extended.count for level in plan.levels) == 2 * (length.bit_count() - 1)
         assert plan.valid is None
-        lowest_bit = (length & -length).bit_length() - 1
-        assert plan.lowest == lowest_bit
+        assert plan.lowest == (length & -length).bit_length() - 1
+        assert [level.before.count for level in plan.levels[plan.lowest + 1 :]] == [0] * (
+            len(plan.levels) - plan.lowest - 1
+        )
     check([0] * 9, [3, 1, 8, 5, 13, 2, 6, 21, 4], every_prefix=False)
     check([0] * 3, [3, 1, 8], stride=9, every_prefix=False)
 
@@ -242,13 +245,8 @@ def test_folds_are_made_once() -> None:
     """Each prefix that is no block of its own costs one fold."""
     for length in range(1, 70):
         plan = check([0], [length])
-        assert sum(level.fold_left.count for level in plan.levels) == length - length.bit_length()
+        assert sum(level.extended.count for level in plan.levels) == length - length.bit_length()
         assert sum(level.up_right.count for level in plan.levels) == length - length.bit_count()
-
-
-def test_nothing_to_plan() -> None:
-    plan = check([3, 0], [0, 0], stride=4)
-    assert plan.levels == ()
 
 
 def test_table_rows() -> None:

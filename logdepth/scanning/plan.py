@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 from logdepth.scanning.lengths import Ints
 
+Bools = NDArray[np.bool_]
+
 Index = Any
 """An index array in whatever form the plan's user reads rows with (numpy here, a tensor on a device in sweep.py)."""
 
@@ -41,32 +43,36 @@ class Rows:
     whole: int | None
     """The matrix of which all rows are taken; None where it is not as simple."""
     runs: tuple[tuple[int, int, int], ...]
-    """(source, first row, number of rows), in order; empty where an index is used."""
+    """(matrix, first row, number of rows), in order; empty where an index is used."""
     index: Index | None
-    """Rows of the concatenation of `sources`; None where runs are used."""
-    sources: tuple[int, ...]
+    """Rows of the matrices in `indexed`, laid end to end; None where runs are used."""
+    indexed: tuple[int, ...]
     """The matrices that the index reads, in order."""
+
+
+# The matrices that a level reads, as far as a read goes, in this order.
+STORED, FRESH, FOLDED, EXTENDED, EDGES = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What to read at one level. Sources are named in brackets, in the order in which the rows count through them."""
+    """What to read at one level; in brackets, from which matrices."""
 
     up_left: Rows
-    """[stored blocks, fresh nodes] Left operands of the merges that build the next level."""
+    """[stored blocks, fresh] Left operands of the merges that build the next level."""
     up_right: Rows
-    """[fresh nodes] Their right operands."""
-    fold_left: Rows
-    """[befores of the next level, edges of the next level] Prefixes that the even nodes of this level extend."""
-    fold_right: Rows
-    """[fresh nodes] Those even nodes."""
+    """[fresh] Their right operands."""
+    extended: Rows
+    """[befores of the next level, edges of the next level] The prefixes that the even nodes of this level extend."""
+    extending: Rows
+    """[fresh] Those even nodes. The folds of the two are `folded`."""
     before: Rows
-    """[fold_left, fresh nodes, stored prefixes, folded, edges] The before of every fresh node but the heads, in order;
-    at the lowest level, the edges after them."""
+    """[stored prefixes, fresh, folded, extended, edges] The before of every fresh node but the heads, in order; at the
+    lowest level, the edges after them."""
     blocks: Rows
-    """[stored blocks, fresh nodes] The blocks of this level that the new state holds, by document."""
+    """[stored blocks, fresh] The blocks of this level that the new state holds, by document."""
     prefixes: Rows
-    """[stored prefixes, fresh nodes, folded] The prefixes that end with them."""
+    """[stored prefixes, fresh, folded] The prefixes that end with them."""
     edges: Rows
     """[edges of the next level, prefixes] The edge of every document that has one, by document."""
 
@@ -95,119 +101,102 @@ class Plan:
 def build_plan(
     old: Ints,
     new: Ints,
-    prefixed: NDArray[np.bool_],
+    prefixed: Bools,
     starts: Ints,
     num_elements: int,
-    every_prefix: bool = True,
-    as_index: Callable[[Ints], Index] = lambda index: index,
+    every_prefix: bool,
+    as_index: Callable[[Ints], Index],
 ) -> Plan:
     """The plan for documents that hold `old` elements and receive `new` ones, found at rows `starts` of `num_elements`.
 
-    `old` counts within the subtree that the new elements touch; `prefixed` says which documents have elements before
-    it. With `every_prefix` unset only the last prefix of each document is planned, and `outputs` are those.
+    There is at least one new element. `old` counts within the subtree that the new elements touch; `prefixed` says
+    which documents have elements before it. With `every_prefix` unset only the last prefix of each document is planned,
+    and `outputs` are those. `as_index` turns an index array into what the plan's user reads rows with.
     """
     make = _RowsMaker(as_index)
     total = old + new
-    depth = int((old ^ total).max(initial=0)).bit_length()
-    documents = np.arange(len(old))
-    only_edges = not every_prefix or new.max(initial=0) <= 1
-    lowest = next((level for level in range(depth) if (total >> level & 1).any()), 0) if only_edges else 0
+    depth = int((old ^ total).max()).bit_length()
+    only_edges = not every_prefix or new.max() <= 1
+    lowest = next(level for level in range(depth) if (total >> level & 1).any()) if only_edges else 0
     stored_starts = _stored_starts(old, depth)
     num_stored = stored_starts[-1]
 
     # The level above the top one: no nodes, no befores, and an edge for each document that had elements before.
-    parent_document, parent_node = documents[:0], documents[:0]
-    parent_is_head = np.zeros(0, dtype=bool)
-    num_before = num_befores = 0
-    edge_row = np.where(prefixed, np.cumsum(prefixed) - 1, -1)
+    nodes = _Nodes.none()
+    num_before = num_answers = 0
+    edge_row = _rank(prefixed)
     num_edges = int(prefixed.sum())
 
     levels: list[Level] = []
     for level in reversed(range(depth)):
         first, end = old >> level, total >> level
         stored_row = stored_starts[level] + np.cumsum(first & 1) - 1
+        parents, nodes = nodes, _Nodes.below(nodes, first, end, prefixed)
+        lone_row = nodes.lone_start + np.arange(len(nodes.lone))
+        left_row = len(nodes.lone_heads) + np.arange(len(nodes.lefts))
 
-        lone = (end & 1 == 1) & (end > first)
-        lone_head = lone & (end == 1) & ~prefixed
-        heads, others = documents[lone_head], documents[lone & ~lone_head]
-        left_is_fresh = 2 * parent_node >= first[parent_document]
-        lefts = np.flatnonzero(left_is_fresh)
-        document = np.concatenate([heads, parent_document[lefts], others, parent_document])
-        node = np.concatenate([end[heads] - 1, 2 * parent_node[lefts], end[others] - 1, 2 * parent_node + 1])
-        num_fresh, num_parents = len(node), len(parent_node)
-        lone_start = len(heads) + len(lefts)
-        right_start = lone_start + len(others)
+        up_left = _at(STORED, stored_row[parents.document])
+        up_left[nodes.lefts] = _at(FRESH, left_row)
 
-        up_left = stored_row[parent_document]
-        up_left[lefts] = num_stored + len(heads) + np.arange(len(lefts))
-
-        # Even nodes that are no heads extend a prefix: left children theirs of the parent, lone ones their edge.
-        extend = lefts[~parent_is_head[lefts]] if every_prefix else lefts[:0]
-        num_left_heads = int(parent_is_head[lefts].sum())
-        fold_start = len(heads) + num_left_heads if every_prefix else lone_start
-        fold_left = np.concatenate([extend - parent_is_head.sum(), num_before + edge_row[others]])
-        num_folds = len(fold_left)
+        # Even nodes that are no heads extend a prefix: left children their parent's before, lone ones their edge.
+        left_heads = parents.is_head[nodes.lefts]
+        lefts = nodes.lefts[~left_heads] if every_prefix else nodes.lefts[:0]
+        before_row = np.cumsum(~parents.is_head) - 1
+        extended = np.concatenate([_at(0, before_row[lefts]), _at(1, edge_row[nodes.lone])])
+        extending = nodes.right_start - len(extended) + np.arange(len(extended))
 
         # A right child's before is what its left sibling closes: a fold, a stored prefix, or a head as it stands.
-        closed = num_folds + num_fresh + stored_row[parent_document]
-        closed[lefts[:num_left_heads]] = num_folds + len(heads) + np.arange(num_left_heads)
-        closed[extend] = num_folds + num_fresh + num_stored + np.arange(len(extend))
-        before = np.concatenate([np.arange(num_folds), closed]) if every_prefix else documents[:0]
+        closed = _at(STORED, stored_row[parents.document])
+        closed[nodes.lefts[left_heads]] = _at(FRESH, left_row[left_heads])
+        closed[lefts] = _at(FOLDED, np.arange(len(lefts)))
+        before = np.concatenate([_at(EXTENDED, np.arange(len(extended))), closed])
 
         held = np.flatnonzero(end & 1)
-        block = stored_row.copy()
-        block[heads] = num_stored + np.arange(len(heads))
-        block[others] = num_stored + lone_start + np.arange(len(others))
-        prefix = stored_row.copy()
-        prefix[heads] = block[heads]
-        prefix[others] = num_stored + num_fresh + len(extend) + np.arange(len(others))
+        block = _at(STORED, stored_row)
+        block[nodes.lone_heads] = _at(FRESH, np.arange(len(nodes.lone_heads)))
+        block[nodes.lone] = _at(FRESH, lone_row)
+        prefix = block.copy()
+        prefix[nodes.lone] = _at(FOLDED, len(lefts) + np.arange(len(nodes.lone)))
 
-        edge_row[held] = num_edges + np.arange(len(held))
-        edges = edge_row[edge_row >= 0]
+        edge = _at(0, edge_row)
+        edge[held] = _at(1, np.arange(len(held)))
+        has_edge = edge_row >= 0
+        has_edge[held] = True
+        num_next_edges = int(has_edge.sum())
+        if only_edges:
+            before = before[:0]
         if level == lowest:
-            num_befores = 0 if only_edges else len(before)
-            after = num_folds + num_fresh + num_stored + num_folds + np.arange(len(edges))
-            before = np.concatenate([before[:num_befores], after])
+            num_answers = len(before) + num_next_edges
+            before = np.concatenate([before, _at(EDGES, np.arange(num_next_edges))])
 
         levels.append(
             Level(
-                up_left=make(up_left, num_stored, num_fresh),
-                up_right=make(right_start + np.arange(num_parents), num_fresh),
-                fold_left=make(fold_left, num_before, num_edges),
-                fold_right=make(fold_start + np.arange(num_folds), num_fresh),
-                before=make(before, num_folds, num_fresh, num_stored, num_folds, len(edges)),
-                blocks=make(block[held], num_stored, num_fresh),
-                prefixes=make(prefix[held], num_stored, num_fresh, num_folds),
-                edges=make(edges, num_edges, len(held)),
+                up_left=make(up_left, num_stored, len(nodes)),
+                up_right=make(nodes.right_start + np.arange(len(parents)), len(nodes)),
+                extended=make(extended, num_before, num_edges),
+                extending=make(extending, len(nodes)),
+                before=make(before, num_stored, len(nodes), len(extended), len(extended), num_next_edges),
+                blocks=make(block[held], num_stored, len(nodes)),
+                prefixes=make(prefix[held], num_stored, len(nodes), len(extended)),
+                edges=make(edge[has_edge], num_edges, len(held)),
             )
         )
-        parent_document, parent_node = document, node
-        parent_is_head = (node == 0) & ~prefixed[document]
-        num_before, num_edges = len(before), len(edges)
-        edge_row = np.where(edge_row >= 0, np.cumsum(edge_row >= 0) - 1, -1)
+        num_before, num_edges, edge_row = len(before), num_next_edges, _rank(has_edge)
 
-    # Here the level whose nodes are "parents" is level 0.
-    read = starts[parent_document] + parent_node - old[parent_document]
-    answer_row = num_befores + edge_row
-    outputs = answer_row
-    if every_prefix:
-        outputs = _output_rows(old, new, parent_document, parent_node, parent_is_head, answer_row)
-    valid = None
-    if every_prefix and len(read) < num_elements:
-        valid = np.repeat(starts - np.cumsum(new) + new, new) + np.arange(len(read))
+    last_row = num_answers - num_edges + edge_row
     return Plan(
         levels=tuple(reversed(levels)),
         lowest=lowest,
-        elements=make(read, num_elements),
-        outputs=make(outputs, num_befores + num_edges),
-        valid=None if valid is None else as_index(valid),
+        elements=make(starts[nodes.document] + nodes.node - old[nodes.document], num_elements),
+        outputs=make(_output_rows(old, new, nodes, last_row) if every_prefix else last_row, num_answers),
+        valid=make.index(_ranges(starts, new)) if every_prefix and len(nodes) < num_elements else None,
         num_elements=num_elements,
         num_stored=num_stored,
-        nbytes=make.nbytes + (0 if valid is None else valid.nbytes),
+        nbytes=make.nbytes,
     )
 
 
-def table_rows(lengths: Ints, depth: int) -> tuple[NDArray[np.bool_], Ints]:
+def table_rows(lengths: Ints, depth: int) -> tuple[Bools, Ints]:
     """Where a state keeps the block of each level (highest of `depth` first) and row: held or not, and at which row.
 
     Both are `[depth, rows]`. The table is ordered by level, highest first, and then by row.
@@ -217,50 +206,111 @@ def table_rows(lengths: Ints, depth: int) -> tuple[NDArray[np.bool_], Ints]:
     return held, (np.cumsum(held) - 1).reshape(held.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The fresh nodes of one level in the order of their matrix: lone heads | lefts | other lone ones | rights."""
+
+    document: Ints
+    node: Ints
+    is_head: Bools
+    """Whether each is node 0 of a document that starts here."""
+    lone_heads: Ints
+    """Documents whose only fresh node is a lone head."""
+    lefts: Ints
+    """Parents whose left child is fresh, by their row in the next level; every parent's right child is."""
+    lone: Ints
+    """Documents with another lone node."""
+
+    @classmethod
+    def none(cls) -> "_Nodes":
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing > 0, nothing, nothing, nothing)
+
+    @classmethod
+    def below(cls, parents: "_Nodes", first: Ints, end: Ints, prefixed: Bools) -> "_Nodes":
+        """The level below `parents`, in which documents have the fresh nodes first … end - 1."""
+        is_lone = (end & 1 == 1) & (end > first)
+        is_lone_head = is_lone & (end == 1) & ~prefixed
+        lone_heads, lone = np.flatnonzero(is_lone_head), np.flatnonzero(is_lone & ~is_lone_head)
+        lefts = np.flatnonzero(2 * parents.node >= first[parents.document])
+        document = np.concatenate([lone_heads, parents.document[lefts], lone, parents.document])
+        node = np.concatenate([end[lone_heads] - 1, 2 * parents.node[lefts], end[lone] - 1, 2 * parents.node + 1])
+        return cls(document, node, (node == 0) & ~prefixed[document], lone_heads, lefts, lone)
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    @property
+    def lone_start(self) -> int:
+        return len(self.lone_heads) + len(self.lefts)
+
+    @property
+    def right_start(self) -> int:
+        return self.lone_start + len(self.lone)
+
+
 def _stored_starts(old: Ints, depth: int) -> list[int]:
     """Row of the first stored block of each level 0 … depth - 1 in the table, and last the number of them all."""
     counts = [int((old >> level & 1).sum()) for level in range(depth)]
     return [sum(counts[level + 1 :]) for level in range(depth)] + [sum(counts)]
 
 
-def _output_rows(old: Ints, new: Ints, document: Ints, node: Ints, is_head: NDArray[np.bool_], edge_row: Ints) -> Ints:
+def _output_rows(old: Ints, new: Ints, nodes: _Nodes, last_row: Ints) -> Ints:
     """For each new element of each document in turn, the row that holds the prefix ending with it.
 
-    That is the before of the element that follows; for a document's last one it is the edge.
+    That is the before of the element that follows; for a document's last one it is the edge, at `last_row`.
     """
     starts = np.cumsum(new) - new
-    source = np.full(int(new.sum()), -1)
-    source[(starts + new - 1)[new > 0]] = edge_row[new > 0]
-    document, node = document[~is_head], node[~is_head]
+    source = np.empty(int(new.sum()), dtype=np.int64)
+    source[(starts + new - 1)[new > 0]] = last_row[new > 0]
+    document, node = nodes.document[~nodes.is_head], nodes.node[~nodes.is_head]
     follows = np.flatnonzero(node > old[document])
     source[(starts[document] + node - 1 - old[document])[follows]] = follows
     return source
 
 
+def _rank(chosen: Bools) -> Ints:
+    """The number of each chosen one among them, and -1 for the others."""
+    return np.where(chosen, np.cumsum(chosen) - 1, -1)
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """start, start + 1, … of each range, one after the other."""
+    return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+
+
+_MATRIX_BITS = 40
+
+
+def _at(matrix: int, rows: Ints) -> Ints:
+    """Rows of a matrix, told from those of the others by their high bits. Neighbours stay neighbours."""
+    return rows + (matrix << _MATRIX_BITS)
+
+
 class _RowsMaker:
-    """Turns index arrays into `Rows`, and counts the bytes that their indices take."""
+    """Turns rows written by `_at` into `Rows`, and counts the bytes that their indices take."""
 
     def __init__(self, as_index: Callable[[Ints], Index]) -> None:
         self.as_index = as_index
         self.nbytes = 0
 
-    def __call__(self, index: Ints, *sizes: int) -> Rows:
-        if not len(index):
+    def __call__(self, rows: Ints, *sizes: int) -> Rows:
+        """`sizes` are the numbers of rows of the matrices."""
+        if not len(rows):
             # An empty matrix at hand saves cutting one.
             return Rows(0, sizes.index(0) if 0 in sizes else None, (), None, ())
-        bounds = np.cumsum(sizes)
-        source = np.searchsorted(bounds, index, side="right")
-        starts = np.flatnonzero((np.diff(index, prepend=-2) != 1) | (np.diff(source, prepend=-1) != 0))
+        matrix, row = rows >> _MATRIX_BITS, rows & ((1 << _MATRIX_BITS) - 1)
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])
         if len(starts) <= MAX_RUNS:
-            first_rows = index[starts] - (bounds - sizes)[source[starts]]
-            counts = np.diff(starts, append=len(index))
-            runs = zip(source[starts].tolist(), first_rows.tolist(), counts.tolist(), strict=True)
-            whole = int(source[0]) if len(starts) == 1 and counts[0] == sizes[source[0]] else None
-            return Rows(len(index), whole, tuple(runs), None, ())
-        sources = np.unique(source)
-        # Matrices that nothing is read from are left out of the concatenation that the index counts through.
-        unread = np.array(sizes)
-        unread[sources] = 0
-        skipped = np.cumsum(unread)
-        self.nbytes += index.nbytes
-        return Rows(len(index), None, (), self.as_index(index - skipped[source]), tuple(sources.tolist()))
+            runs = np.stack([matrix[starts], row[starts], np.diff(starts, append=len(rows))], axis=1).tolist()
+            whole = runs[0][0] if len(runs) == 1 and len(rows) == sizes[runs[0][0]] else None
+            return Rows(len(rows), whole, tuple((one, start, count) for one, start, count in runs), None, ())
+        indexed = np.unique(matrix)
+        read_starts = np.zeros(len(sizes), dtype=np.int64)
+        read_sizes = np.array(sizes)[indexed]
+        read_starts[indexed] = np.cumsum(read_sizes) - read_sizes
+        return Rows(len(rows), None, (), self.index(read_starts[matrix] + row), tuple(indexed.tolist()))
+
+    def index(self, rows: Ints) -> Index:
+        self.nbytes += rows.nbytes
+        return self.as_index(rows)

@@ -35,11 +35,11 @@ def sweep(plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, pr
     new_blocks, new_prefixes = [], []
     for level in reversed(plan.levels[plan.lowest :]):
         fresh = nodes.pop()
-        left = take(level.fold_left, before, edges)
-        folded = down(left, take(level.fold_right, fresh)) if level.fold_left.count else left
+        extended = take(level.extended, before, edges)
+        folded = down(extended, take(level.extending, fresh)) if level.extended.count else extended
         ending = take(level.prefixes, prefixes, fresh, folded)
         edges = take(level.edges, edges, ending)
-        before = take(level.before, left, fresh, prefixes, folded, edges)
+        before = take(level.before, prefixes, fresh, folded, extended, edges)
         if level.blocks.count:
             new_blocks.append(take(level.blocks, blocks, fresh))
             new_prefixes.append(ending)
@@ -51,7 +51,7 @@ def take(rows: RowsToTake, *sources: Tensor) -> Tensor:
     if rows.whole is not None:
         return sources[rows.whole]
     if rows.index is not None:
-        read = [sources[source] for source in rows.sources]
+        read = [sources[source] for source in rows.indexed]
         return (read[0] if len(read) == 1 else torch.cat(read)).index_select(0, rows.index)
     runs = [sources[source].narrow(0, start, count) for source, start, count in rows.runs]
     return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else sources[0].narrow(0, 0, 0)
