@@ -182,6 +182,10 @@ def test_matrices_that_are_read_whole_are_not_cut() -> None:
     assert top.extended == Rows(0, 0, (), None, ())
     assert plan.levels[0].extended.whole == 0
     assert plan.levels[0].up_left == Rows(4, None, ((1, 0, 4),), None, ())
+    carry = check([5], [1], stride=1)
+    assert carry.levels[0].up_right.whole == 0
+    assert carry.levels[1].extended.whole == 1
+    assert carry.levels[1].extending.whole == 0
 
 
 @pytest.mark.parametrize("batch", [1, 3])
