@@ -1,6 +1,7 @@
 """On a GPU: the same answers as on the CPU, and no waiting for it where lengths are known."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -56,28 +57,39 @@ def test_states_travel() -> None:
     assert again.lengths.tolist() == moved.state.lengths.tolist()
 
 
-@pytest.fixture
+@contextmanager
 def no_waiting() -> Iterator[None]:
+    """Anything that waits for the GPU is an error in here."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("known_plan", [False, True])
 def test_the_uniform_path_never_synchronises(known_plan: bool) -> None:
     operator = GRC(32, dropout=0.1).cuda()
     elements = torch.randn(4, 77, 32, device="cuda", requires_grad=True)
+
+    def work() -> None:
+        result = scan(operator, elements)
+        result.prefixes.sum().backward()
+        with torch.no_grad():
+            state = result.state.detach()
+            for _ in range(5):
+                state = scan(operator, elements[:, :1], state).state
+            reduce(operator, elements)
+
+    work()
     if not known_plan:
         PLANS.clear()
-    result = scan(operator, elements)
-    result.prefixes.sum().backward()
-    with torch.no_grad():
-        state = result.state.detach()
-        for _ in range(5):
-            state = scan(operator, elements[:, :1], state).state
-        reduce(operator, elements)
+    with no_waiting():
+        work()
+    with pytest.raises(RuntimeError, match="synchronizing"), no_waiting():
+        elements.sum().item()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

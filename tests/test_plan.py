@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from logdepth.scanning.lengths import Lengths
-from logdepth.scanning.plan import MAX_RUNS, Plan, Rows, build_plan, table_rows
+from logdepth.scanning.plan import MAX_PARTS, Part, Plan, Rows, build_plan, table_rows
 
 
 def symbols(items: list[Any]) -> np.ndarray:
@@ -19,23 +19,34 @@ def symbols(items: list[Any]) -> np.ndarray:
     return array
 
 
-def take(rows: Rows, sources: list[np.ndarray], sizes: list[int] | None = None) -> np.ndarray:
+def take(rows: Rows, matrices: list[np.ndarray]) -> np.ndarray:
     """Read as the sweeps do, and check what a plan promises about what it reads."""
-    assert sizes is None or sizes == [len(source) for source in sources]
-    if rows.whole is not None:
-        taken = sources[rows.whole]
-    elif rows.index is not None:
-        assert rows.runs == ()
-        assert len(rows.index) > MAX_RUNS
-        taken = np.concatenate([sources[source] for source in rows.indexed])[rows.index]
+    if rows.index is not None:
+        assert (rows.whole, rows.parts) == (None, ())
         assert (rows.index >= 0).all()
-        assert all(len(sources[source]) for source in rows.indexed), "an empty matrix is never worth reading"
+        assert len(rows.indexed) > 1
+        assert all(len(matrices[matrix]) for matrix in rows.indexed), "an empty matrix is never worth reading"
+        taken = np.concatenate([matrices[matrix] for matrix in rows.indexed])[rows.index]
     else:
-        assert len(rows.runs) <= MAX_RUNS
-        parts = [sources[source][start : start + count] for source, start, count in rows.runs]
-        assert [len(part) for part in parts] == [count for *_, count in rows.runs]
-        taken = np.concatenate(parts) if parts else symbols([])
+        assert len(rows.parts) <= MAX_PARTS
+        assert rows.indexed == ()
+        taken = np.concatenate([symbols([]), *(take_part(part, matrices[part.matrix]) for part in rows.parts)])
+    if rows.whole is not None:
+        assert list(taken) == list(matrices[rows.whole])
     assert len(taken) == rows.count
+    return taken
+
+
+def take_part(part: Part, matrix: np.ndarray) -> np.ndarray:
+    assert part.count > 0
+    if part.index is None:
+        taken = matrix[part.start : part.start + part.count]
+    else:
+        assert part.start == 0
+        assert (part.index >= 0).all()
+        assert (np.diff(part.index) != 1).any(), "consecutive rows need no index"
+        taken = matrix[part.index]
+    assert len(taken) == part.count
     return taken
 
 
@@ -57,12 +68,15 @@ def obey(plan: Plan, elements: np.ndarray, blocks: np.ndarray, prefixes: np.ndar
         fresh = nodes.pop()
         extended, extending = take(level.extended, [before, edges]), take(level.extending, [fresh])
         folded = merged("down", extended, extending) if level.extended.count else symbols([])
-        ending = take(level.prefixes, [prefixes, fresh, folded])
-        edges = take(level.edges, [edges, ending])
+        ending = take(level.ending, [prefixes, fresh, folded])
+        edges = np.concatenate([edges, ending]) if level.keeps_edges or not len(ending) else ending
         before = take(level.before, [prefixes, fresh, folded, extended, edges])
         new_blocks.extend(take(level.blocks, [blocks, fresh]))
         new_prefixes.extend(ending)
-    return list(take(plan.outputs, [before])), new_blocks, new_prefixes
+    order = range(len(new_blocks)) if plan.by_document is None else plan.by_document
+    assert plan.by_document is None or list(order) != sorted(order), "what is in order needs no index"
+    outputs = list(take(plan.outputs, [before]))
+    return outputs, [new_blocks[number] for number in order], [new_prefixes[number] for number in order]
 
 
 class Document:
@@ -161,8 +175,12 @@ def check(olds: list[int], news: list[int], stride: int | None = None, every_pre
 
 
 def all_rows(plan: Plan) -> list[Rows]:
-    names = ("up_left", "up_right", "extended", "extending", "before", "blocks", "prefixes", "edges")
+    names = ("up_left", "up_right", "extended", "extending", "before", "blocks", "ending")
     return [getattr(level, name) for level in plan.levels for name in names]
+
+
+def reads_slices(rows: Rows) -> bool:
+    return rows.index is None and all(part.index is None for part in rows.parts)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
@@ -170,18 +188,20 @@ def test_fresh_batches_read_slices_alone(batch: int) -> None:
     """Of one length, from the start: but for the way in and the way out, nothing is read through an index."""
     for length in (*range(1, 36), 127, 128):
         plan = check([0] * batch, [length] * batch, stride=length)
-        assert all(rows.index is None for rows in all_rows(plan))
-        assert all(len(level.up_left.runs) <= 1 for level in plan.levels)
+        assert all(reads_slices(rows) for rows in all_rows(plan))
+        assert all(len(level.up_left.parts) <= 1 for level in plan.levels)
+        assert not any(level.keeps_edges and level.ending.count for level in plan.levels)
+        assert plan.by_document is None
         assert plan.num_stored == 0
 
 
 def test_matrices_that_are_read_whole_are_not_cut() -> None:
     plan = check([0], [8], stride=8)
     top = plan.levels[-1]
-    assert top.prefixes.whole == 1
+    assert top.ending.whole == 1
     assert top.extended == Rows(0, 0, (), None, ())
     assert plan.levels[0].extended.whole == 0
-    assert plan.levels[0].up_left == Rows(4, None, ((1, 0, 4),), None, ())
+    assert plan.levels[0].up_left == Rows(4, None, (Part(1, 0, 4, None),), None, ())
     carry = check([5], [1], stride=1)
     assert carry.levels[0].up_right.whole == 0
     assert carry.levels[1].extended.whole == 1
@@ -224,12 +244,14 @@ def test_random_packs(seed: int) -> None:
 
 
 def test_ragged_packs_read_few_rows_through_an_index() -> None:
-    """The operands of the up-sweep, and the right ones of the folds, stay slices."""
+    """Nothing but the edges that lone nodes extend, and in the end the state's order."""
     plan = check([0] * 12, [5, 30, 1, 0, 17, 64, 3, 2, 9, 31, 33, 8])
     for level in plan.levels:
-        assert level.up_left.index is None
-        assert level.up_right.index is None
-        assert level.extending.index is None
+        for rows in (level.up_left, level.up_right, level.extending, level.before, level.blocks, level.ending):
+            assert reads_slices(rows)
+        assert level.extended.index is None
+        assert all(part.index is None or part.matrix == 1 for part in level.extended.parts)
+    assert plan.by_document is not None
 
 
 def test_last_prefixes_alone() -> None:

@@ -19,6 +19,7 @@ of the down-sweep are runs of consecutive rows. Other batches read some rows thr
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,21 +32,31 @@ Bools = NDArray[np.bool_]
 Index = Any
 """An index array in whatever form the plan's user reads rows with (numpy here, a tensor on a device in sweep.py)."""
 
-MAX_RUNS = 6
-"""Rows in at most this many runs are read as slices; more are read through an index."""
+MAX_PARTS = 6
+"""Rows in at most this many parts are read part by part; more are read through one index over all the matrices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one matrix: consecutive ones, or through an index."""
+
+    matrix: int
+    start: int
+    count: int
+    index: Index | None
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows to take from several matrices laid end to end: all of one, a few runs, or else through an index."""
+    """Which rows to take from several matrices: all of one, or some parts in order, or any through an index."""
 
     count: int
     whole: int | None
     """The matrix of which all rows are taken; None where it is not as simple."""
-    runs: tuple[tuple[int, int, int], ...]
-    """(matrix, first row, number of rows), in order; empty where an index is used."""
+    parts: tuple[Part, ...]
+    """What is taken, in order; empty where an index is used."""
     index: Index | None
-    """Rows of the matrices in `indexed`, laid end to end; None where runs are used."""
+    """Rows of the matrices in `indexed`, laid end to end; None where parts are used."""
     indexed: tuple[int, ...]
     """The matrices that the index reads, in order."""
 
@@ -70,11 +81,11 @@ class Level:
     """[stored prefixes, fresh, folded, extended, edges] The before of every fresh node but the heads, in order; at the
     lowest level, the edges after them."""
     blocks: Rows
-    """[stored blocks, fresh] The blocks of this level that the new state holds, by document."""
-    prefixes: Rows
-    """[stored prefixes, fresh, folded] The prefixes that end with them."""
-    edges: Rows
-    """[edges of the next level, prefixes] The edge of every document that has one, by document."""
+    """[stored blocks, fresh] The blocks of this level that the new state holds."""
+    ending: Rows
+    """[stored prefixes, fresh, folded] The prefixes that end with them, in the same order."""
+    keeps_edges: bool
+    """Whether an edge of the next level is one here too: then all of those come first, and `ending` after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ class Plan:
     """Rows of that matrix."""
     num_stored: int
     """Blocks of the old state that the levels of this plan may read; it holds higher ones untouched."""
+    by_document: Index | None
+    """The order that brings the blocks of all levels, highest first, into the state's; None where they have it."""
     nbytes: int
     """Bytes of the index arrays."""
 
@@ -123,11 +136,12 @@ def build_plan(
 
     # The level above the top one: no nodes, no befores, and an edge for each document that had elements before.
     nodes = _Nodes.none()
-    num_before = num_answers = 0
-    edge_row = _rank(prefixed)
+    num_before = num_answers = num_held = 0
+    edge_row = np.where(prefixed, np.cumsum(prefixed) - 1, -1)
     num_edges = int(prefixed.sum())
 
     levels: list[Level] = []
+    orders: list[Ints] = []
     for level in reversed(range(depth)):
         first, end = old >> level, total >> level
         stored_row = stored_starts[level] + np.cumsum(first & 1) - 1
@@ -151,39 +165,44 @@ def build_plan(
         closed[lefts] = _at(FOLDED, np.arange(len(lefts)))
         before = np.concatenate([_at(EXTENDED, np.arange(len(extended))), closed])
 
-        held = np.flatnonzero(end & 1)
-        block = _at(STORED, stored_row)
-        block[nodes.lone_heads] = _at(FRESH, np.arange(len(nodes.lone_heads)))
-        block[nodes.lone] = _at(FRESH, lone_row)
-        prefix = block.copy()
-        prefix[nodes.lone] = _at(FOLDED, len(lefts) + np.arange(len(nodes.lone)))
+        # What the state keeps of this level: lone nodes, and blocks that it had and that are lone still.
+        unchanged = np.flatnonzero((end & 1 == 1) & (end == first))
+        holders = np.concatenate([nodes.lone_heads, nodes.lone, unchanged])
+        head_row = np.arange(len(nodes.lone_heads))
+        blocks = [_at(FRESH, head_row), _at(FRESH, lone_row), _at(STORED, stored_row[unchanged])]
+        lone_folds = len(lefts) + np.arange(len(nodes.lone))
+        ending = [_at(FRESH, head_row), _at(FOLDED, lone_folds), _at(STORED, stored_row[unchanged])]
+        orders.append(num_held + np.argsort(holders))
+        num_held += len(holders)
 
-        edge = _at(0, edge_row)
-        edge[held] = _at(1, np.arange(len(held)))
-        has_edge = edge_row >= 0
-        has_edge[held] = True
-        num_next_edges = int(has_edge.sum())
+        num_edges_above = num_edges
+        edge_row[holders] = -1
+        keeps_edges = bool((edge_row >= 0).any())
+        num_kept_edges = num_edges if keeps_edges else 0
+        edge_row[holders] = num_kept_edges + np.arange(len(holders))
+        num_edges = num_kept_edges + len(holders)
         if only_edges:
             before = before[:0]
         if level == lowest:
-            num_answers = len(before) + num_next_edges
-            before = np.concatenate([before, _at(EDGES, np.arange(num_next_edges))])
+            num_answers = len(before) + num_edges
+            before = np.concatenate([before, _at(EDGES, np.arange(num_edges))])
 
         levels.append(
             Level(
                 up_left=make(up_left, num_stored, len(nodes)),
                 up_right=make(nodes.right_start + np.arange(len(parents)), len(nodes)),
-                extended=make(extended, num_before, num_edges),
+                extended=make(extended, num_before, num_edges_above),
                 extending=make(extending, len(nodes)),
-                before=make(before, num_stored, len(nodes), len(extended), len(extended), num_next_edges),
-                blocks=make(block[held], num_stored, len(nodes)),
-                prefixes=make(prefix[held], num_stored, len(nodes), len(extended)),
-                edges=make(edge[has_edge], num_edges, len(held)),
+                before=make(before, num_stored, len(nodes), len(extended), len(extended), num_edges),
+                blocks=make(np.concatenate(blocks), num_stored, len(nodes)),
+                ending=make(np.concatenate(ending), num_stored, len(nodes), len(extended)),
+                keeps_edges=keeps_edges,
             )
         )
-        num_before, num_edges, edge_row = len(before), num_next_edges, _rank(has_edge)
+        num_before = len(before)
 
     last_row = num_answers - num_edges + edge_row
+    order = np.concatenate(orders)
     return Plan(
         levels=tuple(reversed(levels)),
         lowest=lowest,
@@ -192,6 +211,7 @@ def build_plan(
         valid=make.index(_ranges(starts, new)) if every_prefix and len(nodes) < num_elements else None,
         num_elements=num_elements,
         num_stored=num_stored,
+        by_document=make.index(order) if (np.diff(order) < 0).any() else None,
         nbytes=make.nbytes,
     )
 
@@ -269,11 +289,6 @@ def _output_rows(old: Ints, new: Ints, nodes: _Nodes, last_row: Ints) -> Ints:
     return source
 
 
-def _rank(chosen: Bools) -> Ints:
-    """The number of each chosen one among them, and -1 for the others."""
-    return np.where(chosen, np.cumsum(chosen) - 1, -1)
-
-
 def _ranges(starts: Ints, counts: Ints) -> Ints:
     """start, start + 1, … of each range, one after the other."""
     return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
@@ -285,6 +300,11 @@ _MATRIX_BITS = 40
 def _at(matrix: int, rows: Ints) -> Ints:
     """Rows of a matrix, told from those of the others by their high bits. Neighbours stay neighbours."""
     return rows + (matrix << _MATRIX_BITS)
+
+
+def _cuts(values: Ints, step: int) -> list[int]:
+    """Where runs of values that grow by `step` start, and where the last one ends."""
+    return [0, *(np.flatnonzero(np.diff(values) != step) + 1).tolist(), len(values)]
 
 
 class _RowsMaker:
@@ -300,16 +320,22 @@ class _RowsMaker:
             # An empty matrix at hand saves cutting one.
             return Rows(0, sizes.index(0) if 0 in sizes else None, (), None, ())
         matrix, row = rows >> _MATRIX_BITS, rows & ((1 << _MATRIX_BITS) - 1)
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(rows) != 1) + 1])
-        if len(starts) <= MAX_RUNS:
-            runs = np.stack([matrix[starts], row[starts], np.diff(starts, append=len(rows))], axis=1).tolist()
-            whole = runs[0][0] if len(runs) == 1 and len(rows) == sizes[runs[0][0]] else None
-            return Rows(len(rows), whole, tuple((one, start, count) for one, start, count in runs), None, ())
+        for cuts in (_cuts(rows, 1), _cuts(matrix, 0)):  # a part a run, or else a part a matrix
+            if len(cuts) <= MAX_PARTS + 1:
+                parts = tuple(self._part(int(matrix[start]), row[start:stop]) for start, stop in pairwise(cuts))
+                only = parts[0] if len(parts) == 1 and parts[0].index is None else None
+                whole = only.matrix if only is not None and only.count == sizes[only.matrix] else None
+                return Rows(len(rows), whole, parts, None, ())
         indexed = np.unique(matrix)
         read_starts = np.zeros(len(sizes), dtype=np.int64)
         read_sizes = np.array(sizes)[indexed]
         read_starts[indexed] = np.cumsum(read_sizes) - read_sizes
         return Rows(len(rows), None, (), self.index(read_starts[matrix] + row), tuple(indexed.tolist()))
+
+    def _part(self, matrix: int, row: Ints) -> Part:
+        if (np.diff(row) == 1).all():
+            return Part(matrix, int(row[0]), len(row), None)
+        return Part(matrix, 0, len(row), self.index(row))
 
     def index(self, rows: Ints) -> Index:
         self.nbytes += rows.nbytes

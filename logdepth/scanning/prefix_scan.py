@@ -73,8 +73,8 @@ def scan(
         kept, stored = _cut(state.blocks, plan.num_stored, nothing)
         kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
         swept = sweep(plan, pair, flat, stored, stored_prefixes, _last_prefixes(kept_prefixes, above))
-    # Concatenation copies, also where there is one part: the state owns its storage.
-    blocks, prefixes = torch.cat([kept, *swept.blocks]), torch.cat([kept_prefixes, *swept.prefixes])
+    blocks = _table(kept, swept.blocks, plan.by_document)
+    prefixes = _table(kept_prefixes, swept.prefixes, plan.by_document)
     return ScanResult(_in_layout(swept.outputs, plan, elements), ScanState(total, blocks, prefixes))
 
 
@@ -114,6 +114,13 @@ def _cut(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]
     if not num_last:
         return table, nothing
     return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
+
+
+def _table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
+    """The new state's table. Concatenation copies, also where there is one part: the state owns its storage."""
+    if order is not None:
+        parts = [torch.cat(parts).index_select(0, order)]
+    return torch.cat([kept, *parts])
 
 
 def _last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:

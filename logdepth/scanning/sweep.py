@@ -15,7 +15,7 @@ from logdepth.shapes import Blocks, Rows
 
 
 class Swept(NamedTuple):
-    """What the sweeps bring back: the planned outputs, and the new state's blocks and prefixes level by level."""
+    """What the sweeps bring back: the planned outputs, and the new state's blocks and prefixes in parts."""
 
     outputs: Rows
     blocks: list[Blocks]
@@ -32,26 +32,40 @@ def sweep(plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, pr
         nodes.append(fresh)
 
     before = elements.narrow(0, 0, 0)
-    new_blocks, new_prefixes = [], []
+    new_blocks: list[Blocks] = []
+    new_prefixes: list[Blocks] = []
     for level in reversed(plan.levels[plan.lowest :]):
         fresh = nodes.pop()
         extended = take(level.extended, before, edges)
         folded = down(extended, take(level.extending, fresh)) if level.extended.count else extended
-        ending = take(level.prefixes, prefixes, fresh, folded)
-        edges = take(level.edges, edges, ending)
+        ending = take_parts(level.ending, prefixes, fresh, folded)
+        if ending:
+            edges = join([edges, *ending] if level.keeps_edges else ending)
+            new_prefixes += ending
+            new_blocks += take_parts(level.blocks, blocks, fresh)
         before = take(level.before, prefixes, fresh, folded, extended, edges)
-        if level.blocks.count:
-            new_blocks.append(take(level.blocks, blocks, fresh))
-            new_prefixes.append(ending)
     return Swept(take(plan.outputs, before), new_blocks, new_prefixes)
 
 
-def take(rows: RowsToTake, *sources: Tensor) -> Tensor:
-    """The rows that `rows` names in `sources` laid end to end; a single run comes back as a view."""
+def take(rows: RowsToTake, *matrices: Tensor) -> Tensor:
+    """The rows that `rows` names in `matrices`; consecutive ones come back as a view."""
     if rows.whole is not None:
-        return sources[rows.whole]
+        return matrices[rows.whole]
+    parts = take_parts(rows, *matrices)
+    return join(parts) if parts else matrices[0].narrow(0, 0, 0)
+
+
+def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
+    """The same, in parts that would have to be copied to be joined."""
     if rows.index is not None:
-        read = [sources[source] for source in rows.indexed]
-        return (read[0] if len(read) == 1 else torch.cat(read)).index_select(0, rows.index)
-    runs = [sources[source].narrow(0, start, count) for source, start, count in rows.runs]
-    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else sources[0].narrow(0, 0, 0)
+        return [join([matrices[matrix] for matrix in rows.indexed]).index_select(0, rows.index)]
+    return [
+        matrices[part.matrix].narrow(0, part.start, part.count)
+        if part.index is None
+        else matrices[part.matrix].index_select(0, part.index)
+        for part in rows.parts
+    ]
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
