@@ -5,8 +5,8 @@
 
 The floor is the same operator calls, level by level, on operands that lie ready and contiguous: what a scan would cost
 if reading and writing rows were free. Timed runs of the two alternate, and the ratio is the median over the pairs, so
-that a busy machine slows both. Memory is measured in a fresh process for each setting. The bars are for two CPU cores and
-float32.
+that a busy machine slows both. Memory is measured in a fresh process for each setting. The bars are for two CPU cores
+and float32.
 """
 
 import argparse

@@ -64,4 +64,4 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
     readme = (ROOT / "README.md").read_text()
     modules = [path for path in (ROOT / "logdepth").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
     for path in modules:
-        assert path.name in readme, f"{path.relative_to(ROOT)} is missing from the README's tree"
+        assert f" {path.name} " in readme, f"{path.relative_to(ROOT)} is missing from the README's tree"

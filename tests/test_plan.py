@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from logdepth.scanning.lengths import Lengths
-from logdepth.scanning.plan import MAX_PARTS, Part, Plan, Rows, build_plan, table_rows
+from logdepth.scanning.plan import MAX_PARTS, Part, Plan, RowsToTake, build_plan
 
 
 def symbols(items: list[Any]) -> np.ndarray:
@@ -19,7 +19,7 @@ def symbols(items: list[Any]) -> np.ndarray:
     return array
 
 
-def take(rows: Rows, matrices: list[np.ndarray]) -> np.ndarray:
+def take(rows: RowsToTake, matrices: list[np.ndarray]) -> np.ndarray:
     """Read as the sweeps do, and check what a plan promises about what it reads."""
     if rows.index is not None:
         assert (rows.whole, rows.parts) == (None, ())
@@ -174,12 +174,12 @@ def check(olds: list[int], news: list[int], stride: int | None = None, every_pre
     return plan
 
 
-def all_rows(plan: Plan) -> list[Rows]:
+def all_rows(plan: Plan) -> list[RowsToTake]:
     names = ("up_left", "up_right", "extended", "extending", "before", "blocks", "ending")
     return [getattr(level, name) for level in plan.levels for name in names]
 
 
-def reads_slices(rows: Rows) -> bool:
+def reads_slices(rows: RowsToTake) -> bool:
     return rows.index is None and all(part.index is None for part in rows.parts)
 
 
@@ -199,9 +199,9 @@ def test_matrices_that_are_read_whole_are_not_cut() -> None:
     plan = check([0], [8], stride=8)
     top = plan.levels[-1]
     assert top.ending.whole == 1
-    assert top.extended == Rows(0, 0, (), None, ())
+    assert top.extended == RowsToTake(0, 0, (), None, ())
     assert plan.levels[0].extended.whole == 0
-    assert plan.levels[0].up_left == Rows(4, None, (Part(1, 0, 4, None),), None, ())
+    assert plan.levels[0].up_left == RowsToTake(4, None, (Part(1, 0, 4, None),), None, ())
     carry = check([5], [1], stride=1)
     assert carry.levels[0].up_right.whole == 0
     assert carry.levels[1].extended.whole == 1
@@ -273,12 +273,6 @@ def test_folds_are_made_once() -> None:
         plan = check([0], [length])
         assert sum(level.extended.count for level in plan.levels) == length - length.bit_length()
         assert sum(level.up_right.count for level in plan.levels) == length - length.bit_count()
-
-
-def test_table_rows() -> None:
-    held, rows = table_rows(np.array([5, 0, 6]), 3)
-    assert held.tolist() == [[True, False, True], [False, False, True], [True, False, False]]
-    assert rows[held].tolist() == [0, 1, 2, 3]
 
 
 class TestLengths:

@@ -160,3 +160,120 @@ def test_operators_of_the_project() -> None:
     theirs = gradients([scan(operators, elements).prefixes], inputs)
     for one, other in zip(ours, theirs, strict=True):
         assert_same(one, other, 1e-9)
+
+
+class Gated(nn.Module):
+    """Two linear layers, so that weights have names with dots in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2 * WIDTH, WIDTH, dtype=torch.float64)
+        self.outer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.inner(torch.cat([left, right], dim=-1)))) + right
+
+
+def weight_gradients(operator: nn.Module, elements: Tensor, checkpoint: bool) -> list[Tensor]:
+    operator.zero_grad()
+    scan(operator, elements, checkpoint=checkpoint).prefixes.square().sum().backward()
+    return [weight.grad.clone() for weight in operator.parameters()]
+
+
+def assert_same_weight_gradients(operator: nn.Module) -> None:
+    elements = random_elements(2, 30, WIDTH)
+    ours, theirs = (weight_gradients(operator, elements, checkpoint) for checkpoint in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other, 1e-9)
+
+
+def test_hooks_on_weights_fire_once() -> None:
+    operator = Gated()
+    operator.inner.weight.register_hook(lambda grad: grad * 0.5)
+    assert_same_weight_gradients(operator)
+
+
+def test_tied_and_parametrized_weights() -> None:
+    """Tied one by one, and as a module that has two names; and the operator is itself again afterwards."""
+    operator = Gated()
+    nn.utils.parametrizations.weight_norm(operator.inner)
+    operator.inner.bias = operator.outer.bias
+    operator.twin = operator.outer
+    before = dict(operator.named_parameters(remove_duplicate=False))
+    assert_same_weight_gradients(operator)
+    after = dict(operator.named_parameters(remove_duplicate=False))
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_under_hooks_on_saved_tensors() -> None:
+    """As when the model around it is offloaded or checkpointed itself."""
+    operator, elements = Gated(), random_elements(2, 30, WIDTH)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.clone(), lambda one: one):
+        ours = weight_gradients(operator, elements, checkpoint=True)
+    for one, other in zip(ours, weight_gradients(operator, elements, checkpoint=False), strict=True):
+        assert_same(one, other, 1e-9)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_are_those_of_the_forward_pass(frozen: bool) -> None:
+    """functional_call lends a module other weights for the forward pass alone."""
+    operator, elements = Gated().requires_grad_(not frozen), random_elements(1, 30, WIDTH).requires_grad_()
+    lent = {name: (weight * 0.5).detach().requires_grad_() for name, weight in operator.named_parameters()}
+
+    class Model(nn.Module):
+        def __init__(self, checkpoint: bool) -> None:
+            super().__init__()
+            self.operator, self.checkpoint = operator, checkpoint
+
+        def forward(self, elements: Tensor) -> Tensor:
+            return scan(self.operator, elements, checkpoint=self.checkpoint).prefixes
+
+    weights = {f"operator.{name}": weight for name, weight in lent.items()}
+    inputs = [elements, *lent.values()]
+    ours, theirs = (
+        gradients([torch.func.functional_call(Model(checkpoint), weights, (elements,))], inputs)
+        for checkpoint in (True, False)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other, 1e-9)
+
+
+def test_freezing_after_the_forward_pass() -> None:
+    operator, elements = Gated().requires_grad_(False), random_elements(1, 30, WIDTH).requires_grad_()
+    prefixes = scan(operator, elements, checkpoint=True).prefixes
+    operator.requires_grad_(True)
+    prefixes.sum().backward()
+    assert all(weight.grad is None for weight in operator.parameters())
+    prefixes = scan(operator, elements, checkpoint=True).prefixes
+    operator.requires_grad_(False)
+    prefixes.sum().backward()
+
+
+def test_second_derivatives_are_refused_and_not_lost() -> None:
+    elements = random_elements(1, 9, WIDTH).requires_grad_()
+    prefixes = scan(Gated(), elements, checkpoint=True).prefixes
+    with pytest.raises(RuntimeError, match="does not support create_graph=True"):
+        torch.autograd.grad(prefixes.sum(), elements, create_graph=True)
+
+
+def test_a_hidden_weight_is_found_when_nothing_else_learns() -> None:
+    class Hiding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)]
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return left * self.hidden[0] - right
+
+    with pytest.raises(RuntimeError, match="also reads a tensor of shape"):
+        scan(Hiding(), random_elements(2, 9, WIDTH), checkpoint=True).prefixes.sum().backward()
+
+
+def test_an_operator_without_gradients() -> None:
+    class Constant(nn.Module):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return (left + right).detach()
+
+    elements = random_elements(1, 9, WIDTH).requires_grad_()
+    ours = gradients([scan(Constant(), elements, checkpoint=True).prefixes], [elements])
+    assert_same(ours[0], gradients([scan(Constant(), elements).prefixes], [elements])[0])

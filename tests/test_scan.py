@@ -196,14 +196,18 @@ def test_mixed_length_continuation_has_the_gradients_of_each_alone(both: list[tu
 @given(length=st.integers(2, 70), data=st.data())
 def test_causal(length: int, data: st.DataObject) -> None:
     """Changing an element changes its own prefix, and none before it; the prefixes never see the total length."""
+
+    def operator(left: Tensor, right: Tensor) -> Tensor:
+        return 0.5 * left + right
+
     at = data.draw(st.integers(0, length - 1))
     elements = random_elements(1, length, WIDTH)
     changed = elements.clone()
     changed[:, at] += 1
-    before, after = scan(Toy(), elements).prefixes, scan(Toy(), changed).prefixes
-    assert_same(before[:, :at], after[:, :at])
-    assert not torch.allclose(before[:, at], after[:, at])
-    assert_same(scan(Toy(), elements[:, : at + 1]).prefixes, before[:, : at + 1])
+    before, after = scan(operator, elements).prefixes, scan(operator, changed).prefixes
+    assert torch.equal(before[:, :at], after[:, :at])
+    assert ((before[:, at] - after[:, at]).abs() > 0.9).all()
+    assert torch.equal(scan(operator, elements[:, : at + 1]).prefixes, before[:, : at + 1])
 
 
 @given(lengths=row_lengths, data=st.data())
@@ -253,6 +257,30 @@ def test_the_sweeps_use_their_own_operators() -> None:
     assert sum(down_rows) == 13 - 4  # 1, 2, 4 and 8 are blocks as they stand
 
 
+def test_prefixes_of_nothing_are_in_the_graph() -> None:
+    elements = padded(sequences([3, 4])).requires_grad_()
+    scan(Toy(), elements, lengths=[0, 0]).prefixes.sum().backward()
+    assert (elements.grad == 0).all()
+
+
+def test_a_scan_in_inference_mode_leaves_later_ones_alone() -> None:
+    elements = random_elements(2, 83, WIDTH)
+    with torch.inference_mode():
+        expected = scan(Toy(), elements).prefixes.clone()
+    elements = elements.clone().requires_grad_()
+    actual = scan(Toy(), elements).prefixes
+    assert_same(actual.detach(), expected)
+    actual.sum().backward()
+
+
+def test_shapes_without_data() -> None:
+    elements = torch.empty(2, 13, WIDTH, device="meta")
+    result = scan(lambda left, right: left + right, elements)
+    assert result.prefixes.shape == elements.shape
+    assert result.state.nbytes == 2 * 2 * 3 * WIDTH * 4
+    assert scan(lambda left, right: left + right, torch.empty(2, 5, 0)).prefixes.shape == (2, 5, 0)
+
+
 @pytest.mark.parametrize("shape", [(0, 0, 3), (0, 5, 3), (2, 0, 3)])
 def test_nothing_in_nothing_out(shape: tuple[int, int, int]) -> None:
     elements = torch.empty(shape, dtype=torch.float64)
@@ -278,6 +306,15 @@ def test_no_documents_at_all() -> None:
     assert result.prefixes.shape == (0, WIDTH)
     assert len(result.state) == 0
     assert reduce(Toy(), random_elements(0, WIDTH), cu_seqlens=[0]).shape == (0, WIDTH)
+
+
+def test_answers_do_not_share_memory_with_elements() -> None:
+    """Not even those of single elements, which are their own prefixes."""
+    elements = random_elements(2, 1, WIDTH)
+    for answer in (scan(Toy(), elements).prefixes, reduce(Toy(), elements)):
+        before = elements.clone()
+        answer.zero_()
+        assert torch.equal(elements, before)
 
 
 def test_elements_need_not_be_contiguous() -> None:

@@ -1,16 +1,21 @@
 """The state: what it holds, what it keeps alive, and how rows and processes come and go."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from logdepth import ScanState, scan
+from logdepth.scanning.state import table_rows
 from tests.toy import WIDTH, Toy, assert_same, padded, random_elements, sequences
 
 
@@ -65,13 +70,27 @@ def test_overwriting_the_elements_leaves_the_state_alone() -> None:
 
 
 def test_detach_cuts_the_graph_and_releases_it() -> None:
+    kept = []
+
+    class Saved:
+        """Stands for a tensor that the graph keeps for its backward pass."""
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+            kept.append(weakref.ref(self))
+
     elements = random_elements(1, 6, WIDTH).requires_grad_()
-    state = scan(Toy(), elements).state
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        state = scan(Toy(), elements).state
     assert state.blocks.requires_grad
-    detached = state.detach()
-    assert detached.blocks.grad_fn is None
-    assert detached.prefixes.grad_fn is None
-    assert detached.lengths.tolist() == [6]
+    assert state.to(torch.float32).prefixes.requires_grad
+    assert any(reference() is not None for reference in kept)
+    state = state.detach()
+    gc.collect()
+    assert all(reference() is None for reference in kept)
+    assert state.blocks.grad_fn is None
+    assert state.prefixes.grad_fn is None
+    assert state.lengths.tolist() == [6]
 
 
 def test_to() -> None:
@@ -115,6 +134,26 @@ def test_a_newcomer_joins_a_batch() -> None:
     assert_same(prefixes[2:], scan(Toy(), more[2:]).prefixes)
 
 
+def test_table_rows() -> None:
+    held, rows = table_rows(np.array([5, 0, 6]), 3)
+    assert held.tolist() == [[True, False, True], [False, False, True], [True, False, False]]
+    assert rows[held].tolist() == [0, 1, 2, 3]
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_last_prefixes(lengths: list[int]) -> None:
+    rows = sequences(lengths)
+    expected = torch.stack([scan(Toy(), row[None]).prefixes[0, -1] for row in rows])
+    assert_same(state_of(*lengths).last_prefixes(), expected)
+
+
+def test_an_empty_row_has_no_last_prefix() -> None:
+    with pytest.raises(ValueError, match="row 1 of the state is empty"):
+        state_of(3, 0).last_prefixes()
+    with pytest.raises(ValueError, match="row 0 of the state is empty"):
+        ScanState.empty(2, WIDTH).last_prefixes()
+
+
 def test_row_errors() -> None:
     state = state_of(5, 3)
     with pytest.raises(IndexError, match="row 2 is not in this state of 2 rows"):
@@ -123,8 +162,14 @@ def test_row_errors() -> None:
         state.select([-3])
     with pytest.raises(TypeError, match="flat list of integers"):
         state.select([0.5])
-    with pytest.raises(TypeError, match="flat list of integers"):
+    with pytest.raises(TypeError, match="rows must be a flat list of integers"):
         state.select([[0]])
+    with pytest.raises(TypeError, match="rows must be a flat list of integers"):
+        state.select(0)
+    with pytest.raises(TypeError, match="concatenate takes states; got NoneType"):
+        ScanState.concatenate([state, None])
+    with pytest.raises(ValueError, match="must not be negative; got -1 and 3"):
+        ScanState.empty(-1, 3)
     with pytest.raises(ValueError, match="at least one state"):
         ScanState.concatenate([])
     with pytest.raises(ValueError, match="do not fit together"):
@@ -163,4 +208,33 @@ def test_load_errors() -> None:
     with pytest.raises(ValueError, match="inconsistent"):
         ScanState.from_state_dict({**saved, "prefixes": saved["prefixes"][:, :2]})
     with pytest.raises(ValueError, match="inconsistent"):
-        ScanState.from_state_dict({**saved, "lengths": torch.tensor([-1, 4])})
+        ScanState.from_state_dict({**saved, "blocks": saved["blocks"][:3], "prefixes": saved["prefixes"][:3]})
+    with pytest.raises(ValueError, match="inconsistent"):
+        ScanState.from_state_dict({**saved, "blocks": saved["blocks"].flatten()})
+    with pytest.raises(ValueError, match="inconsistent"):
+        ScanState.from_state_dict({**saved, "lengths": torch.tensor([-5, 3])})  # as many bits as 5 and 3
+    with pytest.raises(ValueError, match=r"blocks are torch.float64 on cpu, prefixes torch.float32 on cpu"):
+        ScanState.from_state_dict({**saved, "prefixes": saved["prefixes"].float()})
+    with pytest.raises(TypeError, match="the lengths of a saved scan state must be a flat list of integers"):
+        ScanState.from_state_dict({**saved, "lengths": torch.tensor([5.0, 3.0])})
+
+
+def test_a_loaded_state_owns_its_storage() -> None:
+    saved = state_of(5, 3).state_dict()
+    stacked = torch.stack([saved["blocks"], saved["prefixes"]])
+    loaded = ScanState.from_state_dict({**saved, "blocks": stacked[0], "prefixes": stacked[1]})
+    assert loaded.nbytes == state_of(5, 3).nbytes
+    stacked.zero_()
+    assert loaded.blocks.abs().sum() > 0
+
+
+def test_saved_tensors_are_detached() -> None:
+    state = scan(Toy(), random_elements(1, 6, WIDTH).requires_grad_()).state
+    assert not any(one.requires_grad for one in state.state_dict().values())
+
+
+def test_the_default_device_does_not_matter() -> None:
+    state = state_of(5, 3)
+    with torch.device("meta"):
+        assert state.lengths.tolist() == [5, 3]
+        assert ScanState.from_state_dict(state.state_dict()).lengths.tolist() == [5, 3]

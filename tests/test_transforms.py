@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from logdepth import scan
+from logdepth import reduce, scan
+from logdepth.scanning.plan_cache import PLANS
 from tests.toy import WIDTH, Toy, assert_same, gradients, random_elements
 
 ELEMENTS = random_elements(2, 13, WIDTH)
@@ -61,8 +62,31 @@ def test_hessian() -> None:
 
 def test_checkpointing_refuses_torch_func() -> None:
     """Stated in the documentation: recomputation is for plain backward passes."""
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="checkpoint=True is for plain backward passes"):
         grad(lambda x: scan(Toy(), x, checkpoint=True).prefixes.sum())(ELEMENTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scan_inside_a_compiled_function() -> None:
+    """The scan leaves the graph; what is around it is compiled, once for all lengths but the first."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    def model(elements: Tensor) -> Tensor:
+        return prefixes(elements.sin()).cos() + reduce(OPERATOR, elements).sum()
+
+    PLANS.clear()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend)
+    for length in (13, 14):
+        assert_same(compiled(random_elements(2, length, WIDTH)), model(random_elements(2, length, WIDTH)))
+    compiled_so_far = len(graphs)
+    assert compiled_so_far > 0
+    assert_same(compiled(random_elements(2, 19, WIDTH)), model(random_elements(2, 19, WIDTH)))
+    assert len(graphs) == compiled_so_far
 
 
 @pytest.mark.filterwarnings("ignore")

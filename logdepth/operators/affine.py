@@ -28,6 +28,7 @@ class AffineOperator(nn.Module):
         super().__init__()
         if width % 2:
             raise ValueError(f"width must be even, half for a and half for b; got {width}")
+        self.width = width
 
     def forward(self, left: Rows, right: Rows) -> Rows:
         left_scale, left_shift = left.chunk(2, dim=-1)

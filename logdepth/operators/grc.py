@@ -32,6 +32,7 @@ class GRC(nn.Module):
 
     def __init__(self, width: int, *, activation: ActivationName = "silu", dropout: float = 0.0) -> None:
         super().__init__()
+        self.width = width
         self.hidden = scaled_linear(2 * width, 4 * width)
         self.gates = scaled_linear(4 * width, 4 * width)
         self.norm = nn.LayerNorm(width)

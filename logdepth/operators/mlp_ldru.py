@@ -46,6 +46,7 @@ class MLPLDRU(nn.Module):
         self, width: int, *, activation: ActivationName = "silu", init_scale: float = 0.02, norm_weights: bool = True
     ) -> None:
         super().__init__()
+        self.width = width
         self.first = scaled_linear(2 * width, 2 * width, init_scale)
         self.second = scaled_linear(2 * width, 4 * width, init_scale)
         self.weights = scaled_linear(4 * width, 2 * width, init_scale)

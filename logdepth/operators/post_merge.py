@@ -63,6 +63,7 @@ class PostMerge(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.width = width
         self.operator = operator
         self.hidden = scaled_linear(width, hidden_multiple * width, init_scale)
         self.out = scaled_linear(hidden_multiple * width, width, init_scale)

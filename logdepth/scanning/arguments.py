@@ -1,16 +1,13 @@
 """What callers pass, checked and brought into one form: a list of lengths on the host, whatever the layout."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from logdepth.scanning.integers import LengthsLike, integers
 from logdepth.scanning.lengths import Ints, Lengths
 from logdepth.scanning.state import ScanState
-
-LengthsLike = Sequence[int] | Tensor | NDArray[np.integer]
 
 
 class Layout(NamedTuple):
@@ -37,21 +34,22 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
     if lengths is not None and cu_seqlens is not None:
         raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents: give one of them")
     if cu_seqlens is not None:
-        return _packed_layout(elements, _integers("cu_seqlens", cu_seqlens))
+        return _packed_layout(elements, integers("cu_seqlens", cu_seqlens))
     if elements.ndim != 3:
-        raise ValueError(
-            f"elements must be [batch, length, width]; got shape {tuple(elements.shape)}"
-            + (" (packed [total, width] elements need cu_seqlens)" if elements.ndim == 2 else "")
-        )
+        hint = " (one element a row is [batch, 1, width]; packed documents need cu_seqlens)" if elements.ndim == 2 else ""
+        raise ValueError(f"elements must be [batch, length, width]; got shape {tuple(elements.shape)}{hint}")
     batch, length, _ = elements.shape
     if lengths is None:
         return Layout(Lengths(batch, length, None), length, batch * length)
-    new = _integers("lengths", lengths)
+    new = integers("lengths", lengths)
     if len(new) != batch:
         raise ValueError(f"lengths must have one entry for each of the {batch} rows; got {len(new)}")
     wrong = np.flatnonzero((new < 0) | (new > length))
     if wrong.size:
-        raise ValueError(f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements")
+        raise ValueError(
+            f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements: "
+            "they count new elements alone"
+        )
     return Layout(Lengths.of(new), length, batch * length)
 
 
@@ -86,11 +84,3 @@ def _packed_layout(elements: Tensor, bounds: Ints) -> Layout:
         )
     return Layout(Lengths.of(new), None, total)
 
-
-def _integers(name: str, values: LengthsLike) -> Ints:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be a flat list of integers; got {array.dtype} of shape {array.shape}")
-    return array.astype(np.int64)

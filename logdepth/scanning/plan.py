@@ -23,17 +23,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from logdepth.scanning.lengths import Ints
-
-Bools = NDArray[np.bool_]
+from logdepth.scanning.lengths import Bools, Ints
 
 Index = Any
 """An index array in whatever form the plan's user reads rows with (numpy here, a tensor on a device in sweep.py)."""
 
 MAX_PARTS = 6
-"""Rows in at most this many parts are read part by part; more are read through one index over all the matrices."""
+"""Rows in at most this many parts are read part by part; more, through one index over all the matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsToTake:
     """Which rows to take from several matrices: all of one, or some parts in order, or any through an index."""
 
     count: int
@@ -69,20 +66,20 @@ STORED, FRESH, FOLDED, EXTENDED, EDGES = range(5)
 class Level:
     """What to read at one level; in brackets, from which matrices."""
 
-    up_left: Rows
+    up_left: RowsToTake
     """[stored blocks, fresh] Left operands of the merges that build the next level."""
-    up_right: Rows
+    up_right: RowsToTake
     """[fresh] Their right operands."""
-    extended: Rows
+    extended: RowsToTake
     """[befores of the next level, edges of the next level] The prefixes that the even nodes of this level extend."""
-    extending: Rows
+    extending: RowsToTake
     """[fresh] Those even nodes. The folds of the two are `folded`."""
-    before: Rows
+    before: RowsToTake
     """[stored prefixes, fresh, folded, extended, edges] The before of every fresh node but the heads, in order; at the
     lowest level, the edges after them."""
-    blocks: Rows
+    blocks: RowsToTake
     """[stored blocks, fresh] The blocks of this level that the new state holds."""
-    ending: Rows
+    ending: RowsToTake
     """[stored prefixes, fresh, folded] The prefixes that end with them, in the same order."""
     keeps_edges: bool
     """Whether an edge of the next level is one here too: then all of those come first, and `ending` after them."""
@@ -95,9 +92,9 @@ class Plan:
     levels: tuple[Level, ...]
     lowest: int
     """The level at which the down-sweep ends: 0, or where only edges are asked for, the one below which they stay."""
-    elements: Rows
+    elements: RowsToTake
     """[elements] The fresh nodes of level 0."""
-    outputs: Rows
+    outputs: RowsToTake
     """[befores and edges of the lowest level] The answers, by document and then by position."""
     valid: Index | None
     """Where the answers go in the matrix of all elements; None where they fill it in order."""
@@ -216,16 +213,6 @@ def build_plan(
     )
 
 
-def table_rows(lengths: Ints, depth: int) -> tuple[Bools, Ints]:
-    """Where a state keeps the block of each level (highest of `depth` first) and row: held or not, and at which row.
-
-    Both are `[depth, rows]`. The table is ordered by level, highest first, and then by row.
-    """
-    levels = np.arange(depth)[::-1, None]
-    held = lengths >> levels & 1 == 1
-    return held, (np.cumsum(held) - 1).reshape(held.shape)
-
-
 @dataclass(frozen=True, slots=True)
 class _Nodes:
     """The fresh nodes of one level in the order of their matrix: lone heads | lefts | other lone ones | rights."""
@@ -308,29 +295,29 @@ def _cuts(values: Ints, step: int) -> list[int]:
 
 
 class _RowsMaker:
-    """Turns rows written by `_at` into `Rows`, and counts the bytes that their indices take."""
+    """Turns rows written by `_at` into `RowsToTake`, and counts the bytes that their indices take."""
 
     def __init__(self, as_index: Callable[[Ints], Index]) -> None:
         self.as_index = as_index
         self.nbytes = 0
 
-    def __call__(self, rows: Ints, *sizes: int) -> Rows:
+    def __call__(self, rows: Ints, *sizes: int) -> RowsToTake:
         """`sizes` are the numbers of rows of the matrices."""
         if not len(rows):
             # An empty matrix at hand saves cutting one.
-            return Rows(0, sizes.index(0) if 0 in sizes else None, (), None, ())
+            return RowsToTake(0, sizes.index(0) if 0 in sizes else None, (), None, ())
         matrix, row = rows >> _MATRIX_BITS, rows & ((1 << _MATRIX_BITS) - 1)
         for cuts in (_cuts(rows, 1), _cuts(matrix, 0)):  # a part a run, or else a part a matrix
             if len(cuts) <= MAX_PARTS + 1:
                 parts = tuple(self._part(int(matrix[start]), row[start:stop]) for start, stop in pairwise(cuts))
                 only = parts[0] if len(parts) == 1 and parts[0].index is None else None
                 whole = only.matrix if only is not None and only.count == sizes[only.matrix] else None
-                return Rows(len(rows), whole, parts, None, ())
+                return RowsToTake(len(rows), whole, parts, None, ())
         indexed = np.unique(matrix)
         read_starts = np.zeros(len(sizes), dtype=np.int64)
         read_sizes = np.array(sizes)[indexed]
         read_starts[indexed] = np.cumsum(read_sizes) - read_sizes
-        return Rows(len(rows), None, (), self.index(read_starts[matrix] + row), tuple(indexed.tolist()))
+        return RowsToTake(len(rows), None, (), self.index(read_starts[matrix] + row), tuple(indexed.tolist()))
 
     def _part(self, matrix: int, row: Ints) -> Part:
         if (np.diff(row) == 1).all():

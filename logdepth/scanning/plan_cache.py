@@ -7,7 +7,8 @@ from threading import Lock
 import torch
 
 from logdepth.scanning.arguments import Layout
-from logdepth.scanning.lengths import Ints, Lengths
+from logdepth.scanning.device_index import index_on
+from logdepth.scanning.lengths import Lengths
 from logdepth.scanning.plan import Plan, build_plan
 
 MAX_CACHE_BYTES = 128 * 2**20
@@ -34,12 +35,14 @@ class PlanCache:
         above, only whether there is anything matters: so every step of a stream finds one of a few plans.
         """
         prefixed = above.common > 0 if above.common is not None else (above.array() > 0).tobytes()
-        key = (below.key, prefixed, layout.new.key, layout.row_stride, layout.num_elements, device, every_prefix)
+        key = (below.key, prefixed, layout.new.key, layout.row_stride, device, every_prefix)
         with self._lock:
             plan = self._plans.get(key)
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("cannot plan a scan of new lengths while a CUDA graph is captured: run it once before")
         plan = build_plan(
             old=below.array(),
             new=layout.new.array(),
@@ -47,11 +50,12 @@ class PlanCache:
             starts=layout.starts(),
             num_elements=layout.num_elements,
             every_prefix=every_prefix,
-            as_index=partial(_on, device),
+            as_index=partial(index_on, device),
         )
         with self._lock:
             self.num_built += 1
-            if key not in self._plans:
+            # Under a mode that makes tensors of its own kind (fake ones, say), the indices are of that kind.
+            if key not in self._plans and type(torch.empty(0)) is torch.Tensor:
                 self._plans[key] = plan
                 self.num_bytes += plan.nbytes + PLAN_OVERHEAD_BYTES
             while self.num_bytes > self.max_bytes and len(self._plans) > 1:
@@ -67,8 +71,3 @@ class PlanCache:
 
 PLANS = PlanCache(MAX_CACHE_BYTES)
 
-
-def _on(device: torch.device, index: Ints) -> torch.Tensor:
-    tensor = torch.from_numpy(index)
-    # From pinned memory the copy needs no synchronisation with the device.
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

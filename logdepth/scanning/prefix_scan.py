@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logdepth.scanning.arguments import LengthsLike, check_state, layout_of
+from logdepth.scanning.arguments import check_state, layout_of
+from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.lengths import Lengths
 from logdepth.scanning.merge import Operator, OperatorPair, checked_pair
-from logdepth.scanning.plan import Plan, table_rows
+from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
-from logdepth.scanning.state import ScanState
+from logdepth.scanning.state import ScanState, last_prefixes
 from logdepth.scanning.sweep import sweep
+from logdepth.scanning.uncompiled import outside_compiled_graphs
 from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
 
@@ -23,6 +25,7 @@ class ScanResult(NamedTuple):
     state: ScanState
 
 
+@outside_compiled_graphs
 def scan(
     operator: Operator | OperatorPair,
     elements: Batch | Packed,
@@ -32,7 +35,7 @@ def scan(
     cu_seqlens: LengthsLike | None = None,
     checkpoint: bool = False,
 ) -> ScanResult:
-    """The state of every prefix of every sequence, in O(log length) operator calls and < 2 · length rows a sequence.
+    """The state of every prefix of every sequence, in O(log length) operator calls and about 2 · length merges a row.
 
     Args:
         operator: (left, right) -> merged on `[rows, width]`, left earlier in time; any callable or module, which need
@@ -55,16 +58,17 @@ def scan(
     layout = layout_of(elements, lengths, cu_seqlens)
     if state is not None:
         check_state(state, elements, layout)
-    pair = checked_pair(operator, elements.device, checkpoint)
+    pair = checked_pair(operator, elements, checkpoint)
     old = state.row_lengths if state is not None else Lengths(layout.new.num_rows, 0, None)
+    flat = elements.reshape(layout.num_elements, elements.shape[-1])
+    nothing = flat.narrow(0, 0, 0)
     if not layout.new.total:
-        return ScanResult(elements.new_zeros(elements.shape), _empty_state(old, elements) if state is None else state)
+        zeros = torch.cat([nothing, flat.new_zeros(flat.shape)])  # in the graph, as other prefixes are
+        return ScanResult(zeros.view(elements.shape), _empty_state(old, elements) if state is None else state)
 
     total = old.plus(layout.new)
     above, below = old.split(old.levels_touched(total))
     plan = PLANS.plan(below, above, layout, elements.device)
-    flat = elements.reshape(-1, elements.shape[-1])
-    nothing = flat.narrow(0, 0, 0)
     if state is None:
         kept = kept_prefixes = nothing
         swept = sweep(plan, pair, flat, nothing, nothing, nothing)
@@ -72,12 +76,13 @@ def scan(
         # Levels that the new elements do not touch come first in the tables, and stay as they are.
         kept, stored = _cut(state.blocks, plan.num_stored, nothing)
         kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
-        swept = sweep(plan, pair, flat, stored, stored_prefixes, _last_prefixes(kept_prefixes, above))
+        swept = sweep(plan, pair, flat, stored, stored_prefixes, last_prefixes(kept_prefixes, above))
     blocks = _table(kept, swept.blocks, plan.by_document)
     prefixes = _table(kept_prefixes, swept.prefixes, plan.by_document)
-    return ScanResult(_in_layout(swept.outputs, plan, elements), ScanState(total, blocks, prefixes))
+    return ScanResult(_answers(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
 
 
+@outside_compiled_graphs
 def reduce(
     operator: Operator | OperatorPair,
     elements: Batch | Packed,
@@ -87,21 +92,21 @@ def reduce(
 ) -> Roots:
     """The last prefix of every sequence, `[batch, width]`: the up-sweep and one fold, fewer than `length` merges a row.
 
-    It equals `scan(...).prefixes` at each row's last valid position, at about half the cost. Arguments as for `scan`.
+    It equals `scan(...).prefixes` at each row's last valid position, at about half the cost.
     """
     layout = layout_of(elements, lengths, cu_seqlens)
     empty = np.flatnonzero(layout.new.array() == 0)
     if empty.size:
         what = "document" if layout.row_stride is None else "row"
         raise ValueError(f"cannot reduce {what} {empty[0]}: it has no elements, and there is no identity to return")
-    pair = checked_pair(operator, elements.device, checkpoint=False)
-    flat = elements.reshape(-1, elements.shape[-1])
-    nothing = flat[:0]
+    pair = checked_pair(operator, elements, checkpoint=False)
+    flat = elements.reshape(layout.num_elements, elements.shape[-1])
+    nothing = flat.narrow(0, 0, 0)
     if not layout.new.num_rows:
         return nothing
     none = Lengths(layout.new.num_rows, 0, None)
     plan = PLANS.plan(none, none, layout, elements.device, every_prefix=False)
-    return sweep(plan, pair, flat, nothing, nothing, nothing).outputs
+    return _answers(sweep(plan, pair, flat, nothing, nothing, nothing).outputs, plan)
 
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:
@@ -110,9 +115,9 @@ def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:
 
 def _cut(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
     """The table's first rows, and its last `num_last`."""
-    num_first = table.shape[0] - num_last
     if not num_last:
         return table, nothing
+    num_first = table.shape[0] - num_last
     return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
 
 
@@ -123,19 +128,10 @@ def _table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
     return torch.cat([kept, *parts])
 
 
-def _last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:
-    """The last prefix of each row that has one, from a table of the given lengths."""
-    if lengths.common is not None:
-        num_last = lengths.num_rows if lengths.common else 0
-        return prefixes.narrow(0, prefixes.shape[0] - num_last, num_last)
-    held, table = table_rows(lengths.array(), lengths.longest.bit_length())
-    last = np.where(held, table, -1).max(axis=0)
-    return prefixes.index_select(0, torch.from_numpy(last[last >= 0]).to(prefixes.device))
-
-
-def _in_layout(outputs: Rows, plan: Plan, elements: Tensor) -> Tensor:
-    """The answers in the shape of `elements`, zeros where there is padding."""
+def _answers(outputs: Rows, plan: Plan) -> Rows:
+    """The answers where the elements were, with zeros where there is padding. They never share memory with elements."""
     if plan.valid is not None:
         padded = outputs.new_zeros(plan.num_elements, outputs.shape[-1])
-        outputs = padded.index_copy(0, plan.valid, outputs)
-    return outputs.view(elements.shape)
+        return padded.index_copy(0, plan.valid, outputs)
+    nothing_was_merged = len(plan.levels) == 1 and not plan.levels[0].extended.count
+    return outputs.clone() if nothing_was_merged else outputs

@@ -1,14 +1,17 @@
 """Merges that store their operands alone and run again in the backward pass, a bounded number of rows at a time.
 
-A module's merges are recomputed here, without a graph in the forward pass. Of any other callable we cannot know which
-tensors it reads, so it goes through torch.utils.checkpoint, which finds out as it runs and takes more memory for it.
+A module's merges are recomputed here, without a graph in the forward pass, from the weights that the forward pass saw.
+Of any other callable we cannot know which tensors it reads, so it goes through torch.utils.checkpoint, which finds out
+as it runs and takes more memory for it.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as library_checkpoint
 from torch.utils.checkpoint import get_device_states, set_device_states
 
@@ -17,14 +20,23 @@ from logdepth.shapes import Rows
 CHUNK_ROWS = 2048
 """Rows that are recomputed at a time: what bounds the working memory of the backward pass."""
 
+Check = Callable[[Callable[[Rows, Rows], Rows], Rows, Rows], Rows]
+"""Calls an operator on two operands and checks its answer."""
 
-def merge_and_recompute(merge: Any, operator: Any, left: Rows, right: Rows) -> Rows:
-    """`merge(left, right)`, with what its backward pass needs computed again then. `merge` calls `operator`."""
+
+def merge_and_recompute(check: Check, operator: Any, left: Rows, right: Rows) -> Rows:
+    """`check(operator, left, right)`, with what its backward pass needs computed again then."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError("checkpoint=True is for plain backward passes: leave it out under torch.func transforms")
     if isinstance(operator, nn.Module):
-        weights = [weight for weight in operator.parameters() if weight.requires_grad]
-        return _RecomputedMerge.apply(merge, left, right, *weights)  # type: ignore[no-any-return, no-untyped-call]
+        weights = list(operator.parameters())
+        if any(one.requires_grad for one in (left, right, *weights)):
+            arguments = (check, operator, _slots(operator, weights), left, right, *weights)
+            return _RecomputedMerge.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+        # Nothing known to learn, so nothing is stored; an operator that learns in secret is found at the next level.
+        return check(operator, left, right)
     chunks = [
-        library_checkpoint(merge, some_left, some_right, use_reentrant=False)
+        library_checkpoint(check, operator, some_left, some_right, use_reentrant=False)
         for some_left, some_right in zip(torch.split(left, CHUNK_ROWS), torch.split(right, CHUNK_ROWS), strict=True)
     ]
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
@@ -32,8 +44,17 @@ def merge_and_recompute(merge: Any, operator: Any, left: Rows, right: Rows) -> R
 
 class _RecomputedMerge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, merge: Any, left: Tensor, right: Tensor, *weights: Tensor) -> Tensor:
-        ctx.merge = merge
+    def forward(
+        ctx: Any,
+        check: Check,
+        operator: nn.Module,
+        slots: list["_Slot"],
+        left: Tensor,
+        right: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        ctx.check, ctx.operator, ctx.slots = check, operator, slots
+        ctx.learns = [weight.requires_grad for weight in weights]
         ctx.save_for_backward(left, right, *weights)
         ctx.random_states = torch.get_rng_state(), get_device_states(left)
         device = left.device.type
@@ -44,30 +65,67 @@ class _RecomputedMerge(torch.autograd.Function):
         }
         merged = torch.empty_like(left)
         for rows in _chunks(left):
-            merged[rows] = merge(left[rows], right[rows])
+            merged[rows] = check(operator, left[rows], right[rows])
         return merged
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, *weights = ctx.saved_tensors
-        left_grad, right_grad = torch.empty_like(left), torch.empty_like(right)
-        weight_grads: list[Tensor | None] = [None] * len(weights)
+        if torch.is_grad_enabled():
+            raise RuntimeError("checkpoint=True does not support create_graph=True: second derivatives would be lost")
+        left, right, *saved = ctx.saved_tensors
+        left_grad, right_grad = torch.zeros_like(left), torch.zeros_like(right)
+        weight_grads: list[Tensor | None] = [None] * len(saved)
+        # Leaves of their own: hooks on the weights fire once, for the gradient of the whole merge.
+        weights = [one.detach().requires_grad_(learns) for one, learns in zip(saved, ctx.learns, strict=True)]
         cpu_state, (devices, device_states) = ctx.random_states
-        with torch.random.fork_rng(devices), torch.autocast(**ctx.autocast):
+        with torch.random.fork_rng(devices), torch.autocast(**ctx.autocast), _lent(ctx.slots, weights):
             torch.set_rng_state(cpu_state)
             set_device_states(devices, device_states)
             for rows in _chunks(left):
                 some_left, some_right = left[rows].detach().requires_grad_(), right[rows].detach().requires_grad_()
                 with torch.enable_grad():
-                    merged = ctx.merge(some_left, some_right)
-                inputs = (some_left, some_right, *weights)
-                _check_reads_only(merged, inputs)
+                    merged = ctx.check(ctx.operator, some_left, some_right)
+                if not merged.requires_grad:
+                    continue
+                _check_reads_only(merged, (some_left, some_right, *weights))
+                learning = [number for number, learns in enumerate(ctx.learns) if learns]
+                inputs = (some_left, some_right, *(weights[number] for number in learning))
                 grads = torch.autograd.grad(merged, inputs, grad[rows], allow_unused=True)
-                left_grad[rows] = 0 if grads[0] is None else grads[0]
-                right_grad[rows] = 0 if grads[1] is None else grads[1]
-                weight_grads = [_sum(*pair) for pair in zip(weight_grads, grads[2:], strict=True)]
-        return None, left_grad, right_grad, *weight_grads
+                for whole, part in zip((left_grad, right_grad), grads[:2], strict=True):
+                    if part is not None:
+                        whole[rows] = part
+                for number, part in zip(learning, grads[2:], strict=True):
+                    weight_grads[number] = _sum(weight_grads[number], part)
+        return None, None, None, left_grad, right_grad, *weight_grads
+
+
+_Slot = tuple[nn.Module, str, int]
+"""Where a module keeps a weight, and which of the weights it is: tied ones have several places."""
+_lending = RLock()
+
+
+def _slots(operator: nn.Module, weights: list[nn.Parameter]) -> list[_Slot]:
+    numbers = {id(weight): number for number, weight in enumerate(weights)}
+    return [
+        (module, name, numbers[id(weight)])
+        for module in operator.modules()
+        for name, weight in module._parameters.items()
+        if weight is not None
+    ]
+
+
+@contextmanager
+def _lent(slots: list[_Slot], weights: list[Tensor]) -> Iterator[None]:
+    """Modules with other weights for a while. torch.func.functional_call would lose those of a module used twice."""
+    with _lending:  # another thread's backward pass must not meet them
+        own = [module._parameters[name] for module, name, _ in slots]
+        try:
+            for module, name, number in slots:
+                module._parameters[name] = weights[number]  # type: ignore[assignment]
+            yield
+        finally:
+            for (module, name, _), weight in zip(slots, own, strict=True):
+                module._parameters[name] = weight
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -90,7 +148,7 @@ def _check_reads_only(merged: Tensor, inputs: tuple[Tensor, ...]) -> None:
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
             raise RuntimeError(
-                f"with checkpoint=True an operator module must have every tensor that it learns among its parameters; "
+                "with checkpoint=True an operator module must have every tensor that it learns among its parameters; "
                 f"this one also reads a tensor of shape {tuple(leaf.shape)} that requires gradients. "
                 "Register it as a parameter, or wrap the operator in a plain function"
             )

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logdepth.scanning.lengths import Ints, Lengths
-from logdepth.scanning.plan import table_rows
-from logdepth.shapes import Blocks
+from logdepth.scanning.device_index import index_on
+from logdepth.scanning.integers import integers
+from logdepth.scanning.lengths import Bools, Ints, Lengths
+from logdepth.shapes import Blocks, Roots
 
 STATE_VERSION = 1
 
@@ -38,13 +39,15 @@ class ScanState:
         cls, batch: int, width: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Self:
         """The state of `batch` rows that have seen nothing yet."""
+        if batch < 0 or width < 0:
+            raise ValueError(f"batch and width must not be negative; got {batch} and {width}")
         nothing = torch.empty(0, width, dtype=dtype, device=device)
         return cls(Lengths(batch, 0, None), nothing, nothing)
 
     @property
     def lengths(self) -> Tensor:
         """Elements absorbed so far by each row: int64, on the CPU."""
-        return torch.tensor(self.row_lengths.array())
+        return torch.tensor(self.row_lengths.array(), device="cpu")
 
     @property
     def width(self) -> int:
@@ -61,10 +64,7 @@ class ScanState:
     @property
     def nbytes(self) -> int:
         """Bytes of storage that the state keeps alive on its device."""
-        storages = {
-            table.untyped_storage().data_ptr(): table.untyped_storage() for table in (self.blocks, self.prefixes)
-        }
-        return sum(storage.nbytes() for storage in storages.values())
+        return self.blocks.untyped_storage().nbytes() + self.prefixes.untyped_storage().nbytes()
 
     def __len__(self) -> int:
         return self.row_lengths.num_rows
@@ -82,18 +82,25 @@ class ScanState:
         """The state on another device or in another dtype; arguments as for `torch.Tensor.to`."""
         return type(self)(self.row_lengths, self.blocks.to(*args, **kwargs), self.prefixes.to(*args, **kwargs))
 
+    def last_prefixes(self) -> Roots:
+        """The prefix at which each row stands, `[batch, width]`: the state from which to predict its next element."""
+        empty = np.flatnonzero(self.row_lengths.array() == 0)
+        if empty.size:
+            raise ValueError(f"row {empty[0]} of the state is empty: it has no prefix yet")
+        return last_prefixes(self.prefixes, self.row_lengths)
+
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """The state of the given rows, in the given order; a row may come twice (beams) or not at all."""
-        chosen = np.asarray(rows.tolist() if isinstance(rows, Tensor) else list(rows))
-        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind != "i"):
-            raise TypeError(f"rows must be a flat list of integers; got {rows!r}")
-        chosen = chosen.astype(np.int64)
+        chosen = integers("rows", rows)
         outside = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if outside.size:
             raise IndexError(f"row {outside[0]} is not in this state of {len(self)} rows")
         lengths = self.row_lengths.array()
         held, table = table_rows(lengths, self.row_lengths.longest.bit_length())
-        return self._rearranged(Lengths.of(lengths[chosen]), table[:, chosen][held[:, chosen]])
+        index = index_on(self.device, table[:, chosen][held[:, chosen]])
+        return type(self)(
+            Lengths.of(lengths[chosen]), self.blocks.index_select(0, index), self.prefixes.index_select(0, index)
+        )
 
     @classmethod
     def concatenate(cls, states: Sequence[Self]) -> Self:
@@ -101,30 +108,28 @@ class ScanState:
         if not states:
             raise ValueError("concatenate needs at least one state")
         first = states[0]
-        for state in states[1:]:
+        for state in states:
+            if not isinstance(state, ScanState):
+                raise TypeError(f"concatenate takes states; got {type(state).__name__}")
             if (state.width, state.dtype, state.device) != (first.width, first.dtype, first.device):
                 raise ValueError(f"states do not fit together: {first} and {state}")
         lengths = [state.row_lengths.array() for state in states]
         depth = max(state.row_lengths.longest for state in states).bit_length()
-        starts = np.cumsum([0] + [len(state.blocks) for state in states])
+        starts = np.cumsum([len(state.blocks) for state in states]) - [len(state.blocks) for state in states]
         tables = [table_rows(one, depth) for one in lengths]
         held = np.concatenate([held for held, _ in tables], axis=1)
-        table = np.concatenate([start + table for start, (_, table) in zip(starts, tables, strict=False)], axis=1)
-        joined = cls(
+        table = np.concatenate([start + table for start, (_, table) in zip(starts, tables, strict=True)], axis=1)
+        index = index_on(first.device, table[held])
+        return cls(
             Lengths.of(np.concatenate(lengths)),
-            torch.cat([s.blocks for s in states]),
-            torch.cat([s.prefixes for s in states]),
+            torch.cat([state.blocks for state in states]).index_select(0, index),
+            torch.cat([state.prefixes for state in states]).index_select(0, index),
         )
-        return joined._rearranged(joined.row_lengths, table[held])
-
-    def _rearranged(self, row_lengths: Lengths, table_index: Ints) -> Self:
-        index = torch.from_numpy(table_index).to(self.device)
-        return type(self)(row_lengths, self.blocks.index_select(0, index), self.prefixes.index_select(0, index))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state as named tensors, for `torch.save` or safetensors."""
         return {
-            "version": torch.tensor(STATE_VERSION),
+            "version": torch.tensor(STATE_VERSION, device="cpu"),
             "lengths": self.lengths,
             "blocks": self.blocks.detach(),
             "prefixes": self.prefixes.detach(),
@@ -136,17 +141,42 @@ class ScanState:
         missing = {"version", "lengths", "blocks", "prefixes"} - set(saved)
         if missing:
             raise ValueError(f"not a saved scan state: {', '.join(sorted(missing))} missing")
-        version = int(saved["version"])
+        version: object = saved["version"].tolist()
         if version != STATE_VERSION:
             raise ValueError(f"saved scan state has version {version}; this logdepth reads version {STATE_VERSION}")
-        counts = saved["lengths"].cpu().numpy().astype(np.int64)
+        counts = integers("the lengths of a saved scan state", saved["lengths"])
         blocks, prefixes = saved["blocks"], saved["prefixes"]
-        expected = (int(np.bitwise_count(counts).sum()), blocks.shape[-1])
-        if blocks.shape != expected or prefixes.shape != expected or (counts < 0).any():
+        num_blocks = int(np.bitwise_count(counts).sum())
+        if (counts < 0).any() or blocks.ndim != 2 or len(blocks) != num_blocks or prefixes.shape != blocks.shape:
             raise ValueError(
-                f"saved scan state is inconsistent: lengths {counts.tolist()} need tables of {expected[0]} rows; "
+                f"saved scan state is inconsistent: lengths {counts.tolist()} need tables of {num_blocks} rows; "
                 f"blocks are {tuple(blocks.shape)}, prefixes {tuple(prefixes.shape)}"
             )
-        if width is not None and width != expected[1]:
-            raise ValueError(f"saved scan state has width {expected[1]}; width {width} was asked for")
-        return cls(Lengths.of(counts), blocks, prefixes)
+        if (prefixes.dtype, prefixes.device) != (blocks.dtype, blocks.device):
+            raise ValueError(
+                f"saved scan state is inconsistent: blocks are {blocks.dtype} on {blocks.device}, "
+                f"prefixes {prefixes.dtype} on {prefixes.device}"
+            )
+        if width is not None and width != blocks.shape[1]:
+            raise ValueError(f"saved scan state has width {blocks.shape[1]}; width {width} was asked for")
+        return cls(Lengths.of(counts), blocks.clone(), prefixes.clone())
+
+
+def table_rows(lengths: Ints, depth: int) -> tuple[Bools, Ints]:
+    """Where a state keeps the block of each level (highest of `depth` first) and row: held or not, and at which row.
+
+    Both are `[depth, rows]`. The table is ordered by level, highest first, and then by row.
+    """
+    levels = np.arange(depth)[::-1, None]
+    held = lengths >> levels & 1 == 1
+    return held, (np.cumsum(held) - 1).reshape(held.shape)
+
+
+def last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:
+    """The last prefix of each row that has one, from a table of the given lengths."""
+    if lengths.common is not None:
+        num_last = lengths.num_rows if lengths.common else 0
+        return prefixes.narrow(0, prefixes.shape[0] - num_last, num_last)
+    held, table = table_rows(lengths.array(), lengths.longest.bit_length())
+    last = np.where(held, table, -1).max(axis=0)
+    return prefixes.index_select(0, index_on(prefixes.device, last[last >= 0]))

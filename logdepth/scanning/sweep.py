@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from logdepth.scanning.merge import OperatorPair
-from logdepth.scanning.plan import Plan
-from logdepth.scanning.plan import Rows as RowsToTake
+from logdepth.scanning.plan import Plan, RowsToTake
 from logdepth.shapes import Blocks, Rows
 
 
