@@ -76,7 +76,7 @@ def test_detach_cuts_the_graph_and_releases_it() -> None:
         """Stands for a tensor that the graph keeps for its backward pass."""
 
         def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
+            self.tensor = tensor.detach()  # an output would hold on to the graph itself
             kept.append(weakref.ref(self))
 
     elements = random_elements(1, 6, WIDTH).requires_grad_()

@@ -36,7 +36,7 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
     if cu_seqlens is not None:
         return _packed_layout(elements, integers("cu_seqlens", cu_seqlens))
     if elements.ndim != 3:
-        hint = " (one element a row is [batch, 1, width]; packed documents need cu_seqlens)" if elements.ndim == 2 else ""
+        hint = " (one element a row is [batch, 1, width]; packed documents need cu_seqlens)" * (elements.ndim == 2)
         raise ValueError(f"elements must be [batch, length, width]; got shape {tuple(elements.shape)}{hint}")
     batch, length, _ = elements.shape
     if lengths is None:
@@ -83,4 +83,3 @@ def _packed_layout(elements: Tensor, bounds: Ints) -> Layout:
             f"cu_seqlens must not decrease: entry {at} is {bounds[at]}, entry {at + 1} is {bounds[at + 1]}"
         )
     return Layout(Lengths.of(new), None, total)
-

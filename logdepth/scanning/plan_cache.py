@@ -70,4 +70,3 @@ class PlanCache:
 
 
 PLANS = PlanCache(MAX_CACHE_BYTES)
-

@@ -71,12 +71,13 @@ def scan(
     plan = PLANS.plan(below, above, layout, elements.device)
     if state is None:
         kept = kept_prefixes = nothing
-        swept = sweep(plan, pair, flat, nothing, nothing, nothing)
+        swept = sweep(plan, pair, flat, nothing, nothing, nothing, nothing)
     else:
         # Levels that the new elements do not touch come first in the tables, and stay as they are.
         kept, stored = _cut(state.blocks, plan.num_stored, nothing)
         kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
-        swept = sweep(plan, pair, flat, stored, stored_prefixes, last_prefixes(kept_prefixes, above))
+        edges = last_prefixes(kept_prefixes, above)
+        swept = sweep(plan, pair, flat, stored, stored_prefixes, edges, nothing)
     blocks = _table(kept, swept.blocks, plan.by_document)
     prefixes = _table(kept_prefixes, swept.prefixes, plan.by_document)
     return ScanResult(_answers(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
@@ -106,7 +107,7 @@ def reduce(
         return nothing
     none = Lengths(layout.new.num_rows, 0, None)
     plan = PLANS.plan(none, none, layout, elements.device, every_prefix=False)
-    return _answers(sweep(plan, pair, flat, nothing, nothing, nothing).outputs, plan)
+    return _answers(sweep(plan, pair, flat, nothing, nothing, nothing, nothing).outputs, plan)
 
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:

@@ -21,8 +21,20 @@ class Swept(NamedTuple):
     prefixes: list[Blocks]
 
 
-def sweep(plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks) -> Swept:
-    """Run `plan`. `blocks` and `prefixes` are what the old state stores for its levels, `edges` the prefixes above."""
+def sweep(
+    plan: Plan,
+    operator: OperatorPair,
+    elements: Rows,
+    blocks: Blocks,
+    prefixes: Blocks,
+    edges: Blocks,
+    nothing: Rows,
+) -> Swept:
+    """Run `plan`.
+
+    `blocks` and `prefixes` are what the old state stores for the plan's levels, `edges` the prefixes above them, and
+    `nothing` is a matrix without rows.
+    """
     up, down = operator
     fresh = take(plan.elements, elements)
     nodes = [fresh]
@@ -30,7 +42,7 @@ def sweep(plan: Plan, operator: OperatorPair, elements: Rows, blocks: Blocks, pr
         fresh = up(take(level.up_left, blocks, fresh), take(level.up_right, fresh))
         nodes.append(fresh)
 
-    before = elements.narrow(0, 0, 0)
+    before = nothing
     new_blocks: list[Blocks] = []
     new_prefixes: list[Blocks] = []
     for level in reversed(plan.levels[plan.lowest :]):
@@ -50,12 +62,13 @@ def take(rows: RowsToTake, *matrices: Tensor) -> Tensor:
     """The rows that `rows` names in `matrices`; consecutive ones come back as a view."""
     if rows.whole is not None:
         return matrices[rows.whole]
-    parts = take_parts(rows, *matrices)
-    return join(parts) if parts else matrices[0].narrow(0, 0, 0)
+    return join(take_parts(rows, *matrices)) if rows.count else matrices[0].narrow(0, 0, 0)
 
 
 def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
     """The same, in parts that would have to be copied to be joined."""
+    if rows.whole is not None:
+        return [matrices[rows.whole]] if rows.count else []
     if rows.index is not None:
         return [join([matrices[matrix] for matrix in rows.indexed]).index_select(0, rows.index)]
     return [
