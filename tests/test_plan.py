@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from logdepth.scanning.lengths import Lengths
-from logdepth.scanning.plan import MAX_PARTS, Part, Plan, RowsToTake, build_plan
+from logdepth.scanning.plan import MAX_PARTS, Part, Plan, RowsToTake, _at, _RowsMaker, build_plan
 
 
 def symbols(items: list[Any]) -> np.ndarray:
@@ -31,8 +31,13 @@ def take(rows: RowsToTake, matrices: list[np.ndarray]) -> np.ndarray:
         assert len(rows.parts) <= MAX_PARTS
         assert rows.indexed == ()
         taken = np.concatenate([symbols([]), *(take_part(part, matrices[part.matrix]) for part in rows.parts)])
-    if rows.whole is not None:
-        assert list(taken) == list(matrices[rows.whole])
+    wholes = [number for number, matrix in enumerate(matrices) if list(taken) == list(matrix)]
+    if not rows.count:
+        assert rows.whole == (wholes[0] if wholes else None), "an empty matrix at hand saves cutting one"
+    elif len(rows.parts) == 1 and rows.parts[0].matrix in wholes:
+        assert rows.whole == rows.parts[0].matrix
+    else:
+        assert rows.whole is None
     assert len(taken) == rows.count
     return taken
 
@@ -69,6 +74,7 @@ def obey(plan: Plan, elements: np.ndarray, blocks: np.ndarray, prefixes: np.ndar
         extended, extending = take(level.extended, [before, edges]), take(level.extending, [fresh])
         folded = merged("down", extended, extending) if level.extended.count else symbols([])
         ending = take(level.ending, [prefixes, fresh, folded])
+        assert len(edges) or not level.keeps_edges, "there is nothing to keep"
         edges = np.concatenate([edges, ending]) if level.keeps_edges or not len(ending) else ending
         before = take(level.before, [prefixes, fresh, folded, extended, edges])
         new_blocks.extend(take(level.blocks, [blocks, fresh]))
@@ -273,6 +279,32 @@ def test_folds_are_made_once() -> None:
         plan = check([0], [length])
         assert sum(level.extended.count for level in plan.levels) == length - length.bit_length()
         assert sum(level.up_right.count for level in plan.levels) == length - length.bit_count()
+
+
+def test_how_rows_are_read() -> None:
+    """As runs while there are few, then through an index a matrix, then through one over all of them."""
+    nine, make = symbols(list("abcdefghi")), _RowsMaker(lambda index: index)
+    every_other = np.arange(0, 2 * MAX_PARTS, 2)
+    many = symbols(list(range(2 * MAX_PARTS + 2)))
+
+    runs = make(_at(0, every_other), len(many))
+    assert list(take(runs, [many])) == every_other.tolist()
+    assert len(runs.parts) == MAX_PARTS
+    assert make.nbytes == 0
+
+    more = make(_at(0, np.append(every_other, 1)), len(many))
+    assert list(take(more, [many])) == [*every_other.tolist(), 1]
+    assert len(more.parts) == 1
+    assert make.nbytes == 8 * (MAX_PARTS + 1)
+
+    mixed = make(np.concatenate([_at(2, every_other), _at(1, np.arange(3, 6)), _at(2, every_other[::-1])]), 5, 9, 14)
+    read = list(take(mixed, [symbols([None] * 5), nine, many]))
+    assert read == [*every_other.tolist(), "d", "e", "f", *every_other.tolist()[::-1]]
+    assert [part.index is None for part in mixed.parts] == [False, True, False]
+
+    woven = make(np.ravel(np.column_stack([_at(0, every_other), _at(2, every_other)])), len(many), 0, len(many))
+    assert list(take(woven, [many, symbols([]), many])) == np.repeat(every_other, 2).tolist()
+    assert woven.indexed == (0, 2)
 
 
 class TestLengths:
