@@ -45,8 +45,9 @@ mutation: $(STAMP) ## mutation testing of the index planning (minutes); survivor
 benchmark: $(STAMP) ## time and memory of the scan against its floor, on the CPU
 	$(BIN)/python benchmarks/scan.py --out results/scan-cpu.json
 
-figures: $(STAMP) ## draw the README's figure again
+figures: $(STAMP) ## draw the README's figures again, from results/ where they show numbers
 	$(BIN)/python docs/figures/draw_scan.py
+	$(BIN)/python docs/figures/draw_benchmark.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -233,11 +233,11 @@ def compare_with_loops(bench: Bench, batch: int = 1, length: int = 256, width: i
     bench.compare(name, whole, "recurrence", recurrence)
 
 
-def peak_increase(device: str, length: int, width: int, checkpoint: bool) -> int:
+def peak_increase(device: str, dtype: torch.dtype, length: int, width: int, checkpoint: bool) -> int:
     """Bytes by which one forward and backward pass raises the memory in use at its peak; run it in a fresh process."""
     torch.manual_seed(0)
-    operator = GRC(width).to(device)
-    elements = torch.randn(1, length, width, device=device, requires_grad=True)
+    operator = GRC(width).to(device, dtype)
+    elements = torch.randn(1, length, width, device=device, dtype=dtype, requires_grad=True)
     scan(operator, elements[:, :64]).prefixes.sum().backward()  # libraries load what they load
     before = peak_memory(device, reset=True)
     scan(operator, elements, checkpoint=checkpoint).prefixes.sum().backward()
@@ -256,10 +256,10 @@ def peak_memory(device: str, reset: bool = False) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def measure_memory(device: str) -> dict[str, float]:
+def measure_memory(device: str, dtype: str) -> dict[str, float]:
     peaks = {}
     for checkpoint in (False, True):
-        command = [sys.executable, __file__, "--device", device, "--peak", str(int(checkpoint))]
+        command = [sys.executable, __file__, "--device", device, "--dtype", dtype, "--peak", str(int(checkpoint))]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks["checkpoint" if checkpoint else "plain"] = int(done.stdout)
     share = peaks["checkpoint"] / peaks["plain"]
@@ -280,19 +280,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
     parser.add_argument("--peak", type=int, choices=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     if options.peak is not None:
-        print(peak_increase(options.device, MEMORY_LENGTH, MEMORY_WIDTH, checkpoint=bool(options.peak)))
+        print(peak_increase(options.device, dtype, MEMORY_LENGTH, MEMORY_WIDTH, checkpoint=bool(options.peak)))
         return
 
-    bench = Bench(options.device, getattr(torch, options.dtype), options.seconds)
+    bench = Bench(options.device, dtype, options.seconds)
     for case in CASES:
         compare_with_floor(bench, case)
     for batch, width in STEPS:
         compare_step(bench, batch, width)
     compare_with_loops(bench)
-    memory = measure_memory(options.device)
+    memory = measure_memory(options.device, options.dtype)
     if options.out is not None:
         machine = {
             "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.machine(),

@@ -144,7 +144,10 @@ def test_table_rows() -> None:
 def test_last_prefixes(lengths: list[int]) -> None:
     rows = sequences(lengths)
     expected = torch.stack([scan(Toy(), row[None]).prefixes[0, -1] for row in rows])
-    assert_same(state_of(*lengths).last_prefixes(), expected)
+    state = state_of(*lengths)
+    assert_same(state.last_prefixes(), expected)
+    state.last_prefixes().zero_()
+    assert_same(state.last_prefixes(), expected)
 
 
 def test_an_empty_row_has_no_last_prefix() -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -18,36 +17,34 @@ INK = "#1c2733"
 FAINT = "#7a8794"
 
 
-def floor_rows(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in report["times"] if row["against"] in ("floor", "merges")]
-
-
 def main() -> None:
     plt.rcParams["svg.hashsalt"] = "logdepth"  # the same file every time
-    figure, axes = plt.subplots(figsize=(10, 4.6))
+    figure, axes = plt.subplots(figsize=(10, 5))
     names: list[str] = []
     for file, (label, colour, marker, shift) in RUNS.items():
-        rows = floor_rows(json.loads((ROOT / "results" / file).read_text()))
+        report = json.loads((ROOT / "results" / file).read_text())
+        rows = [row for row in report["times"] if row["against"] in ("floor", "merges")]
         names = names or [row["what"] for row in rows]
-        heights = [names.index(row["what"]) + shift for row in rows]
-        ratios = [row["ratio"] for row in rows]
-        errors = [[max(0.0, sign * (bound - row["ratio"])) for row in rows for bound in (row["spread"][side],)]
-                  for side, sign in ((0, -1), (1, 1))]  # fmt: skip
-        axes.errorbar(ratios, heights, xerr=errors, fmt=marker, color=colour, markersize=5, elinewidth=1.2, label=label)
-        bars = [(row["bar"], names.index(row["what"])) for row in rows if row["bar"]]
+        heights = [names.index(row["what"]) for row in rows]
+        for row, height in zip(rows, heights, strict=True):
+            axes.plot(row["spread"], [height + shift] * 2, color=colour, linewidth=1.2)
+        memory = f"{label}; memory with checkpoint=True: {report['memory']['share']:.0%}"
+        shifted = [height + shift for height in heights]
+        axes.plot([row["ratio"] for row in rows], shifted, marker, color=colour, markersize=5, label=memory)
+        bars = [(row["bar"], height) for row, height in zip(rows, heights, strict=True) if row["bar"]]
         if bars:
-            axes.scatter(*zip(*bars, strict=True), marker="|", s=220, color=FAINT, label="bar for the CPU")
+            axes.plot(*zip(*bars, strict=True), "|", markersize=15, color=FAINT, label="bar for the CPU")
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize=8.5, color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0.85, 1.65)
-    axes.set_xlabel("time / time of the same operator calls on operands that lie ready", color=INK)
+    axes.set_xlabel("time / time of the same operator calls on operands that lie ready (median, quartiles)", color=INK)
     axes.grid(axis="x", color="#e3e8ee", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+    axes.legend(frameon=False, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=1)
     figure.tight_layout()
     figure.savefig(Path(__file__).parent / "benchmark.svg", metadata={"Date": None})
 

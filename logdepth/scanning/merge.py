@@ -34,20 +34,17 @@ def operator_pair(operator: Operator | OperatorPair) -> OperatorPair:
 
 def checked_pair(operator: Operator | OperatorPair, elements: Tensor, checkpoint: bool) -> OperatorPair:
     """The pair with every answer checked, and recomputed in the backward pass where `checkpoint` is set."""
+    up, down = operator_pair(operator)
     device = elements.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     check = _check_under_autocast if autocast else _check
-    recompute = checkpoint and torch.is_grad_enabled()
-
-    def prepare(operator: Operator) -> Operator:
-        width = getattr(operator, "width", None)
+    merge = partial(merge_and_recompute, check) if checkpoint and torch.is_grad_enabled() else check
+    for one in (up,) if down is up else (up, down):
+        width = getattr(one, "width", None)
         if isinstance(width, int) and width != elements.shape[-1]:
             raise ValueError(f"operator has width {width}, but elements have width {elements.shape[-1]}")
-        return partial(merge_and_recompute, check, operator) if recompute else partial(check, operator)
-
-    up, down = operator_pair(operator)
-    prepared = prepare(up)
-    return prepared, prepared if down is up else prepare(down)
+    checked_up = partial(merge, up)
+    return checked_up, checked_up if down is up else partial(merge, down)
 
 
 def _check(operator: Operator, left: Rows, right: Rows) -> Rows:

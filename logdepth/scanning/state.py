@@ -87,7 +87,7 @@ class ScanState:
         empty = np.flatnonzero(self.row_lengths.array() == 0)
         if empty.size:
             raise ValueError(f"row {empty[0]} of the state is empty: it has no prefix yet")
-        return last_prefixes(self.prefixes, self.row_lengths)
+        return last_prefixes(self.prefixes, self.row_lengths).clone()
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """The state of the given rows, in the given order; a row may come twice (beams) or not at all."""
