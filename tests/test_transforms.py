@@ -1,5 +1,7 @@
 """torch.func and torch.compile around and inside the scan."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,12 @@ ELEMENTS = random_elements(2, 13, WIDTH)
 
 
 OPERATOR = Toy()
+
+
+def keep_graph(graphs: list[torch.fx.GraphModule], graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
+    """A compiler that changes nothing, and shows what it was given."""
+    graphs.append(graph)
+    return graph.forward
 
 
 def prefixes(elements: Tensor) -> Tensor:
@@ -69,18 +77,14 @@ def test_checkpointing_refuses_torch_func() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_scan_inside_a_compiled_function() -> None:
     """The scan leaves the graph; what is around it is compiled, once for all lengths but the first."""
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
+    graphs: list[torch.fx.GraphModule] = []
 
     def model(elements: Tensor) -> Tensor:
         return prefixes(elements.sin()).cos() + reduce(OPERATOR, elements).sum()
 
     PLANS.clear()
     torch.compiler.reset()
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=partial(keep_graph, graphs))
     for length in (13, 14):
         assert_same(compiled(random_elements(2, length, WIDTH)), model(random_elements(2, length, WIDTH)))
     compiled_so_far = len(graphs)
@@ -92,15 +96,10 @@ def test_a_scan_inside_a_compiled_function() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_operator() -> None:
     """A few compilations (a single row or more, views or not) serve every level of every length."""
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
-
+    graphs: list[torch.fx.GraphModule] = []
     torch.compiler.reset()
     operator = Toy()
-    compiled = torch.compile(operator, dynamic=True, backend=backend)
+    compiled = torch.compile(operator, dynamic=True, backend=partial(keep_graph, graphs))
     elements = random_elements(1, 77, WIDTH).requires_grad_()
     inputs = [elements, *operator.parameters()]
     actual, expected = scan(compiled, elements).prefixes, scan(operator, elements).prefixes
