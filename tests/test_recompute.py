@@ -1,5 +1,7 @@
 """checkpoint=True: the same values and gradients, from operands alone."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -277,3 +279,67 @@ def test_an_operator_without_gradients() -> None:
     elements = random_elements(1, 9, WIDTH).requires_grad_()
     ours = gradients([scan(Constant(), elements, checkpoint=True).prefixes], [elements])
     assert_same(ours[0], gradients([scan(Constant(), elements).prefixes], [elements])[0])
+
+
+class Scaled(Toy):
+    """Has a buffer, and counts its calls in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((WIDTH,), 0.7, dtype=torch.float64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(left * self.scale, right)
+
+
+def test_buffers_are_those_of_the_forward_pass() -> None:
+    operator, elements = Scaled(), random_elements(1, 30, WIDTH).requires_grad_()
+    expected = gradients([scan(operator, elements).prefixes], [elements])
+    operator.calls.zero_()
+    prefixes = scan(operator, elements, checkpoint=True).prefixes
+    calls = int(operator.calls)
+    operator.scale.mul_(3)
+    for _ in range(2):
+        weight = random_elements(*prefixes.shape, seed=99)
+        (grad,) = torch.autograd.grad((prefixes * weight).sum(), elements, retain_graph=True)
+        assert_same(grad, expected[0], 1e-9)
+    assert operator.calls == calls, "recomputing leaves buffers as they are"
+
+
+def test_buffers_that_learn() -> None:
+    operator, elements = Scaled(), random_elements(1, 30, WIDTH)
+    operator.scale.requires_grad_()
+    inputs = [operator.scale, operator.weight]
+    ours = gradients([scan(operator, elements, checkpoint=True).prefixes], inputs)
+    for one, other in zip(ours, gradients([scan(operator, elements).prefixes], inputs), strict=True):
+        assert_same(one, other, 1e-9)
+
+
+def test_a_change_of_mode_is_an_error() -> None:
+    operator = Gated()
+    prefixes = scan(operator, random_elements(1, 9, WIDTH), checkpoint=True).prefixes
+    operator.eval()
+    with pytest.raises(RuntimeError, match=r"went between train\(\) and eval\(\)"):
+        prefixes.sum().backward()
+
+
+def test_cached_parametrizations_are_refused() -> None:
+    operator = Gated()
+    nn.utils.parametrizations.weight_norm(operator.inner)
+    with nn.utils.parametrize.cached(), pytest.raises(RuntimeError, match=r"inside parametrize.cached\(\)"):
+        scan(operator, random_elements(1, 9, WIDTH), checkpoint=True)
+
+
+def test_one_operator_in_several_threads() -> None:
+    operator, elements = Gated(), random_elements(1, 60, WIDTH)
+    weight = operator.inner.weight
+
+    def gradient(checkpoint: bool = True) -> Tensor:
+        return torch.autograd.grad(scan(operator, elements, checkpoint=checkpoint).prefixes.square().sum(), weight)[0]
+
+    expected = gradient(checkpoint=False)
+    with ThreadPoolExecutor(3) as threads:
+        for one in threads.map(lambda _: gradient(), range(24)):
+            assert_same(one, expected, 1e-9)

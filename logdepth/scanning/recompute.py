@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint as library_checkpoint
 from torch.utils.checkpoint import get_device_states, set_device_states
 
@@ -29,10 +30,15 @@ def merge_and_recompute(check: Check, operator: Any, left: Rows, right: Rows) ->
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError("checkpoint=True is for plain backward passes: leave it out under torch.func transforms")
     if isinstance(operator, nn.Module):
-        weights = list(operator.parameters())
-        if any(one.requires_grad for one in (left, right, *weights)):
-            arguments = (check, operator, _slots(operator, weights), left, right, *weights)
-            return _RecomputedMerge.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+        if parametrize._cache_enabled:
+            raise RuntimeError(
+                "checkpoint=True does not work inside parametrize.cached(): weight gradients would be lost"
+            )
+        with _lending:  # another thread's backward pass may have lent this module other weights
+            slots, weights = _slots(operator)
+            if any(one.requires_grad for one in (left, right, *weights)):
+                arguments = (check, operator, slots, left, right, *weights)
+                return _RecomputedMerge.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
         # Nothing known to learn, so nothing is stored; an operator that learns in secret is found at the next level.
         return check(operator, left, right)
     chunks = [
@@ -54,6 +60,7 @@ class _RecomputedMerge(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         ctx.check, ctx.operator, ctx.slots = check, operator, slots
+        ctx.modes = [module.training for module in operator.modules()]
         ctx.learns = [weight.requires_grad for weight in weights]
         ctx.save_for_backward(left, right, *weights)
         ctx.random_states = torch.get_rng_state(), get_device_states(left)
@@ -72,11 +79,17 @@ class _RecomputedMerge(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("checkpoint=True does not support create_graph=True: second derivatives would be lost")
+        if [module.training for module in ctx.operator.modules()] != ctx.modes:
+            raise RuntimeError("checkpoint=True: the operator went between train() and eval() since the forward pass")
         left, right, *saved = ctx.saved_tensors
         left_grad, right_grad = torch.zeros_like(left), torch.zeros_like(right)
         weight_grads: list[Tensor | None] = [None] * len(saved)
         # Leaves of their own: hooks on the weights fire once, for the gradient of the whole merge.
-        weights = [one.detach().requires_grad_(learns) for one, learns in zip(saved, ctx.learns, strict=True)]
+        # Copies where nothing is learnt: an operator may update its buffers, and this pass may run again.
+        weights = [
+            one.detach().requires_grad_() if learns else one.detach().clone()
+            for one, learns in zip(saved, ctx.learns, strict=True)
+        ]
         cpu_state, (devices, device_states) = ctx.random_states
         with torch.random.fork_rng(devices), torch.autocast(**ctx.autocast), _lent(ctx.slots, weights):
             torch.set_rng_state(cpu_state)
@@ -99,33 +112,41 @@ class _RecomputedMerge(torch.autograd.Function):
         return None, None, None, left_grad, right_grad, *weight_grads
 
 
-_Slot = tuple[nn.Module, str, int]
-"""Where a module keeps a weight, and which of the weights it is: tied ones have several places."""
+_Slot = tuple[nn.Module, str, str, int]
+"""Where a module keeps a weight or buffer, and which one it is: tied ones have several places."""
 _lending = RLock()
 
 
-def _slots(operator: nn.Module, weights: list[nn.Parameter]) -> list[_Slot]:
-    numbers = {id(weight): number for number, weight in enumerate(weights)}
-    return [
-        (module, name, numbers[id(weight)])
-        for module in operator.modules()
-        for name, weight in module._parameters.items()
-        if weight is not None
-    ]
+def _slots(operator: nn.Module) -> tuple[list[_Slot], list[Tensor]]:
+    """Every place of a weight or buffer, and what lies there now; buffers that learn nothing as copies."""
+    numbers: dict[int, int] = {}
+    slots: list[_Slot] = []
+    found: list[Tensor] = []
+    for module in operator.modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in getattr(module, kind).items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in numbers:
+                    numbers[id(tensor)] = len(found)
+                    copied = kind == "_buffers" and not tensor.requires_grad
+                    found.append(tensor.clone() if copied else tensor)
+                slots.append((module, kind, name, numbers[id(tensor)]))
+    return slots, found
 
 
 @contextmanager
 def _lent(slots: list[_Slot], weights: list[Tensor]) -> Iterator[None]:
     """Modules with other weights for a while. torch.func.functional_call would lose those of a module used twice."""
-    with _lending:  # another thread's backward pass must not meet them
-        own = [module._parameters[name] for module, name, _ in slots]
+    with _lending:
+        own = [getattr(module, kind)[name] for module, kind, name, _ in slots]
         try:
-            for module, name, number in slots:
-                module._parameters[name] = weights[number]  # type: ignore[assignment]
+            for module, kind, name, number in slots:
+                getattr(module, kind)[name] = weights[number]
             yield
         finally:
-            for (module, name, _), weight in zip(slots, own, strict=True):
-                module._parameters[name] = weight
+            for (module, kind, name, _), weight in zip(slots, own, strict=True):
+                getattr(module, kind)[name] = weight
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -150,6 +171,7 @@ def _check_reads_only(merged: Tensor, inputs: tuple[Tensor, ...]) -> None:
             raise RuntimeError(
                 "with checkpoint=True an operator module must have every tensor that it learns among its parameters; "
                 f"this one also reads a tensor of shape {tuple(leaf.shape)} that requires gradients. "
-                "Register it as a parameter, or wrap the operator in a plain function"
+                "Register it as a parameter and read it by its name there, or wrap the operator in a plain function; "
+                "and leave the operator as it is between the forward and the backward pass"
             )
         nodes.extend(next_node for next_node, _ in node.next_functions)
