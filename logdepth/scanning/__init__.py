@@ -1,7 +1,8 @@
 """The non-associative prefix scan: any callable (left, right) -> merged, any lengths, any split."""
 
+from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.merge import Operator, OperatorPair
 from logdepth.scanning.prefix_scan import ScanResult, reduce, scan
 from logdepth.scanning.state import ScanState
 
-__all__ = ["Operator", "OperatorPair", "ScanResult", "ScanState", "reduce", "scan"]
+__all__ = ["LengthsLike", "Operator", "OperatorPair", "ScanResult", "ScanState", "reduce", "scan"]

@@ -1,0 +1,88 @@
+"""Files that are there whole or not at all: written beside their place under another name, synced, then renamed."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from logdepth.errors import UserError
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PARTIAL = ".partial-"
+"""How the names begin of what is still being written; nothing that loads ever has such a name."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when the block ends well and is removed when it does not."""
+    with readable_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+        try:
+            yield partial
+            _sync(partial)
+            partial.replace(path)
+            _sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when the block ends well. Where another was first, its own stays."""
+    with readable_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
+        try:
+            yield partial
+            for file in partial.iterdir():
+                _sync(file)
+            partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+            with contextlib.suppress(OSError):
+                partial.rename(path)
+            if not path.is_dir():
+                raise UserError(f"cannot write {path}: something that is not a folder is in its place; move it away")
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable JSON ({error})") from None
+
+
+@contextlib.contextmanager
+def readable_disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk and missing rights into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise UserError(f"no room left to write {path}: free some space and run the same command again") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+            raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Asks the system to put a file or a folder's entries on disk, so that a rename never outlives its content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,120 @@
+"""Configs as plain data: frozen dataclasses to JSON and back, strictly. It knows no config of the project.
+
+A field that may hold one of several dataclasses is written with its class name under "kind".
+"""
+
+import dataclasses
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from logdepth.errors import UserError, did_you_mean
+
+Config = TypeVar("Config")
+KIND = "kind"
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as what JSON can hold, defaults included: a run's record must not change when defaults do."""
+    hints = typing.get_type_hints(type(config))
+    return {field.name: _encode(hints[field.name], getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
+    """The config that `to_dict` wrote; fields that are missing take their defaults, unknown ones are errors."""
+    if not isinstance(saved, dict):
+        raise UserError(f"{where}: expected a mapping of fields of {cls.__name__}; got {saved!r}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in saved:
+        if name not in fields:
+            raise UserError(f"{where}: unknown field '{name}'{did_you_mean(str(name), fields)}")
+    values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in saved.items()}
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def override(config: Config, changes: dict[str, Any], where: str = "config") -> Config:
+    """The config with some fields changed; `changes` is nested as `to_dict` nests, and holds only what differs."""
+    return from_dict(type(config), _merged(to_dict(config), changes, where), where)
+
+
+def _merged(saved: dict[str, Any], changes: Any, where: str) -> dict[str, Any]:
+    if not isinstance(changes, dict):
+        raise UserError(f"{where}: expected a mapping of fields; got {changes!r}")
+    if KIND in changes and changes[KIND] != saved.get(KIND):
+        return changes
+    merged = dict(saved)
+    for name, value in changes.items():
+        old = saved.get(name)
+        merged[name] = _merged(old, value, f"{where}.{name}") if isinstance(old, dict) and value is not None else value
+    return merged
+
+
+def _encode(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        kind = {KIND: type(value).__name__} if len(_dataclasses_of(hint)) > 1 else {}
+        return kind | to_dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
+    options = _options(hint)
+    if value is None and type(None) in options:
+        return None
+    kinds = _dataclasses_of(hint)
+    if kinds:
+        return _decode_dataclass(kinds, value, where)
+    for option in options:
+        origin, arguments = typing.get_origin(option), typing.get_args(option)
+        if origin is Literal and value in arguments:
+            return value
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if option is Path and isinstance(value, str | Path):
+            return Path(value)
+        if option in (str, bool) and isinstance(value, option):
+            return value
+    raise UserError(f"{where}: expected {_described(options)}; got {value!r}")
+
+
+def _decode_dataclass(kinds: dict[str, type], value: Any, where: str) -> Any:
+    if len(kinds) == 1 or not isinstance(value, dict):
+        return from_dict(next(iter(kinds.values())), value, where)
+    rest = dict(value)
+    kind = rest.pop(KIND, None)
+    if kind not in kinds:
+        raise UserError(f"{where}.{KIND}: {kind!r} is not known{did_you_mean(str(kind), kinds)}")
+    return from_dict(kinds[kind], rest, where)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _dataclasses_of(hint: Any) -> dict[str, type]:
+    options = [option for option in _options(hint) if isinstance(option, type)]
+    return {option.__name__: option for option in options if dataclasses.is_dataclass(option)}
+
+
+def _described(options: tuple[Any, ...]) -> str:
+    words: list[str] = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            words.extend(repr(choice) for choice in typing.get_args(option))
+        elif option is type(None):
+            words.append("null")
+        else:
+            words.append(getattr(option, "__name__", str(option)))
+    return " or ".join(words)

@@ -1,0 +1,15 @@
+"""UserError: a mistake that its user can mend. The message is one line: what was wrong, the value, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Shown without a traceback by the command line, which then exits with code 2."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the list of what there is where nothing is close."""
+    names = list(known)
+    close = difflib.get_close_matches(wrong, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are: {', '.join(names)}"

@@ -1,0 +1,30 @@
+"""The language models. A new one is one file here, one entry in `MODELS` and a member of the two unions.
+
+Every model has `forward(tokens) -> logits`, `init_state(batch)` and `step(tokens, state) -> (logits, state)`.
+"""
+
+from logdepth.models.scan_lm import ScanLM, ScanLMConfig, ScanLMState
+from logdepth.models.transformer import KeyValueState, Transformer, TransformerConfig
+
+ModelConfig = ScanLMConfig | TransformerConfig
+LanguageModel = ScanLM | Transformer
+ModelState = ScanLMState | KeyValueState
+
+MODELS: dict[str, type[ModelConfig]] = {
+    "scan-lm": ScanLMConfig,
+    "transformer": TransformerConfig,
+}
+"""Name → config class; `MODELS["scan-lm"]().build(vocab_size)` is the model."""
+
+__all__ = [
+    "MODELS",
+    "KeyValueState",
+    "LanguageModel",
+    "ModelConfig",
+    "ModelState",
+    "ScanLM",
+    "ScanLMConfig",
+    "ScanLMState",
+    "Transformer",
+    "TransformerConfig",
+]

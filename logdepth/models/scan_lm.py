@@ -1,0 +1,196 @@
+"""ScanLM, the paper's language model: tokens → embedding → leaves → scan(⊙) → logits through the tied embedding.
+
+x = embedding(token)                          V × E
+h = W_in · LN(x)  [+ post-embedding net]      E → D
+leaf = h + dropout(LN(h))
+s = scan(⊙, leaves)                           one state for every prefix
+y = W_out · s + 0.1 · x                       D → E
+logits = embedding · y
+
+Depth 1 is the paper's. A deeper model feeds y to further such layers, with a residual around each of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from logdepth.models.embedding_net import EmbeddingNet
+from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
+from logdepth.operators.initialisation import scaled_linear
+from logdepth.scanning import LengthsLike, Operator, OperatorPair, ScanState, scan
+from logdepth.shapes import Batch, Packed, Tokens
+
+EMBEDDING_DEVIATION = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanLMConfig:
+    """The paper's model; the width D of its states is that of the operator."""
+
+    embed_width: int = 256
+    """E, the width of the token embedding."""
+    operator: OperatorConfig = field(default_factory=lambda: GRCConfig(width=256))
+    """The operator ⊙."""
+    depth: int = 1
+    """Layers, each a whole model of the paper between embedding and head."""
+    embedding_net: bool = True
+    """Whether the post-embedding net stands before the scan."""
+    post_merge: Literal["none", "up", "every"] = "up"
+    """Where LN(x + fc(x)) follows a merge: the paper's text says every merge, its code the up-sweep's."""
+    leaf_norm: bool = True
+    """Whether leaves are h + dropout(LN(h)) rather than h."""
+    input_residual: float = 0.1
+    """How much of a layer's input is added to its output."""
+    tied: bool = True
+    """Whether the head is the embedding."""
+    embed_dropout: float = 0.0
+    """On the token embeddings."""
+    leaf_dropout: float = 0.0
+    """On LN(h) of the leaves."""
+    post_merge_dropout: float = 0.0
+    """On what the post-merge net adds."""
+    output_dropout: float = 0.0
+    """On what the head reads."""
+    recompute: bool = False
+    """Recompute merges in the backward pass instead of storing them: less memory, more time."""
+
+    def __post_init__(self) -> None:
+        if min(self.embed_width, self.depth, self.operator.width) < 1:
+            raise ValueError("embed_width, depth and operator.width must be at least 1")
+
+    @property
+    def width(self) -> int:
+        return self.operator.width
+
+    def build(self, vocab_size: int) -> "ScanLM":
+        return ScanLM(self, vocab_size)
+
+
+class ScanLMState(NamedTuple):
+    """Where a batch of streams stands: one scan state a layer, O(log n) each."""
+
+    layers: tuple[ScanState, ...]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens absorbed so far by each row: int64, on the CPU."""
+        return self.layers[0].lengths
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def select(self, rows: Sequence[int] | Tensor) -> "ScanLMState":
+        """The given rows, in the given order; a row may come twice or not at all."""
+        return ScanLMState(tuple(layer.select(rows) for layer in self.layers))
+
+    def detach(self) -> "ScanLMState":
+        return ScanLMState(tuple(layer.detach() for layer in self.layers))
+
+
+class ScanLM(nn.Module):
+    """The language model; every method is causal, and a stream gives the logits of the whole."""
+
+    def __init__(self, config: ScanLMConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, config.embed_width)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_DEVIATION)
+        self.embed_dropout = nn.Dropout(config.embed_dropout)
+        self.layers = nn.ModuleList(ScanLayer(config) for _ in range(config.depth))
+        self.output_dropout = nn.Dropout(config.output_dropout)
+        self.head = None if config.tied else nn.Linear(config.embed_width, vocab_size, bias=False)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=EMBEDDING_DEVIATION)
+
+    def forward(
+        self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
+    ) -> Tensor:
+        """Logits of the next token at every position: `[batch, length, vocab]`, or packed `[total, vocab]`.
+
+        Args:
+            tokens: `[batch, length]`, or with `cu_seqlens` packed documents `[total]`.
+            lengths: valid tokens of each row of a batch padded on the right; logits beyond them mean nothing.
+            cu_seqlens: where each packed document starts, and last the total.
+        """
+        return self._run(tokens, (None,) * len(self.layers), lengths, cu_seqlens)[0]
+
+    def init_state(self, batch: int) -> ScanLMState:
+        """The state of `batch` streams that have seen nothing."""
+        weight = self.embedding.weight
+        empty = ScanState.empty(batch, self.config.width, dtype=weight.dtype, device=weight.device)
+        return ScanLMState((empty,) * len(self.layers))
+
+    def step(
+        self, tokens: Tokens, state: ScanLMState, *, lengths: LengthsLike | None = None
+    ) -> tuple[Tensor, ScanLMState]:
+        """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
+        logits, layers = self._run(tokens, state.layers, lengths, None)
+        return logits, ScanLMState(layers)
+
+    def _run(
+        self,
+        tokens: Tokens,
+        states: Sequence[ScanState | None],
+        lengths: LengthsLike | None,
+        cu_seqlens: LengthsLike | None,
+    ) -> tuple[Tensor, tuple[ScanState, ...]]:
+        features = self.embed_dropout(self.embedding(tokens))
+        after = []
+        for number, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            output, new_state = layer(features, state, lengths, cu_seqlens)
+            features = features + output if number else output
+            after.append(new_state)
+        features = self.output_dropout(features)
+        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        return logits, tuple(after)
+
+
+class ScanLayer(nn.Module):
+    """Embeddings to leaves, a scan, and back to the embedding's width."""
+
+    def __init__(self, config: ScanLMConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.norm = nn.LayerNorm(config.embed_width)
+        self.into_state = scaled_linear(config.embed_width, width)
+        self.embedding_net = EmbeddingNet(width) if config.embedding_net else nn.Identity()
+        self.leaf_norm = nn.LayerNorm(width) if config.leaf_norm else None
+        self.leaf_dropout = nn.Dropout(config.leaf_dropout)
+        operator: nn.Module = config.operator.build()
+        if config.post_merge != "none":
+            operator = PostMergeConfig(width=width, dropout=config.post_merge_dropout).build(operator)
+        self.operator = operator
+        self.post_merge_in_up_sweep_only = config.post_merge == "up"
+        self.out_of_state = scaled_linear(width, config.embed_width)
+        self.input_residual = config.input_residual
+        self.recompute = config.recompute
+
+    def forward(
+        self,
+        features: Batch | Packed,
+        state: ScanState | None,
+        lengths: LengthsLike | None,
+        cu_seqlens: LengthsLike | None,
+    ) -> tuple[Tensor, ScanState]:
+        hidden = self.embedding_net(self.into_state(self.norm(features)))
+        leaves = hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
+        prefixes, state = scan(
+            self._operators(),
+            leaves,
+            state,
+            lengths=lengths,
+            cu_seqlens=cu_seqlens,
+            checkpoint=self.recompute and torch.is_grad_enabled(),
+        )
+        return self.out_of_state(prefixes) + self.input_residual * features, state
+
+    def _operators(self) -> Operator | OperatorPair:
+        if self.post_merge_in_up_sweep_only:
+            return self.operator, self.operator.operator  # type: ignore[return-value]
+        return self.operator
