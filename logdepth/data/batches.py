@@ -1,0 +1,46 @@
+"""Training batches: windows of consecutive tokens, in an order that (seed, step) alone decides."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logdepth.data.store import TokenStore
+from logdepth.errors import UserError
+
+Window = NDArray[np.int64]
+
+
+class Batches:
+    """Every epoch visits each window of `context` tokens at most once, shuffled anew; any step can be replayed."""
+
+    def __init__(self, store: TokenStore, *, batch_size: int, context: int, seed: int) -> None:
+        self.store, self.batch_size, self.context, self.seed = store, batch_size, context, seed
+        self.num_windows = (len(store) - 1) // context
+        self.steps_per_epoch = self.num_windows // batch_size
+        if not self.steps_per_epoch:
+            info = store.info
+            raise UserError(
+                f"the {info.split} split of '{info.corpus}' has {info.tokens:,} tokens, fewer than one batch of "
+                f"{batch_size} × {context} + 1; lower --train.batch-size or --train.context"
+            )
+
+    def at(self, step: int) -> Window:
+        """The batch of a step: `[batch_size, context + 1]`, inputs and targets shifted by one."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        order = _order(self.num_windows, self.seed, epoch)
+        chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
+        return np.stack([self.store.window(int(window) * self.context, self.context + 1) for window in chosen])
+
+
+def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
+    """cu_seqlens of the flattened windows `[batch, length]`: documents end with a separator, and at a row's end."""
+    ends = inputs == separator
+    ends[:, -1] = True
+    return [0, *(np.flatnonzero(ends) + 1).tolist()]
+
+
+@functools.lru_cache(maxsize=2)
+def _order(num_windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(num_windows)

@@ -1,0 +1,147 @@
+"""From a corpus to token stores: census, tokenizer, encoding. What is there already is not made again."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from logdepth.atomic import new_folder
+from logdepth.data.cache import cache_folder, key_of
+from logdepth.data.census import Census, census_of, checksums_are_known
+from logdepth.data.corpora import CORPORA
+from logdepth.data.corpus import Corpus
+from logdepth.data.passages import SPLITS, Passage, Split
+from logdepth.data.store import StoreInfo, TokenStore, dtype_for, write_sidecar
+from logdepth.data.tokenizer import Tokenizer, TokenizerConfig, pieces, trained_tokenizer
+from logdepth.errors import UserError, did_you_mean
+from logdepth.progress import Progress
+
+VERSION = 1
+BATCH_CHARACTERS = 4_000_000
+"""Text encoded in one call: enough for all cores, little enough for any memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which text, and how it becomes tokens."""
+
+    corpus: str = "pydocs"
+    """Name of the corpus."""
+    paths: tuple[Path, ...] = ()
+    """Files or folders, for the corpus 'text'."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """How it is cut into tokens."""
+
+    def __post_init__(self) -> None:
+        if self.corpus not in CORPORA:
+            raise ValueError(f"there is no corpus '{self.corpus}'{did_you_mean(self.corpus, CORPORA)}")
+
+
+class Prepared(NamedTuple):
+    """A corpus ready to train on."""
+
+    key: str
+    """The name of its folder in the cache: it changes with the text, the tokenizer and its settings."""
+    folder: Path
+    tokenizer: Tokenizer
+    stores: dict[Split, TokenStore]
+    known_edition: bool | None
+    """Whether its checksums are those of the known edition; None where none is known or the source was not read."""
+
+
+def prepare(config: DataConfig, data_dir: Path | None = None) -> Prepared:
+    """The corpus's tokenizer and token stores, made where they are not in the cache yet."""
+    corpus = CORPORA[config.corpus](data_dir, config.paths)
+    census = census_of(corpus)
+    tokenizer, tokenizer_folder = trained_tokenizer(corpus, census, config.tokenizer)
+    texts = [census[split].sha256 for split in SPLITS]
+    key = f"{corpus.name}-{tokenizer.vocab_size}-{key_of([VERSION, texts, tokenizer.hash, corpus.separated])}"
+    folder = _folder_of(key)
+    if not folder.is_dir():
+        with new_folder(folder) as partial:
+            for file in tokenizer_folder.iterdir():
+                shutil.copyfile(file, partial / file.name)
+            _encode(corpus, census, tokenizer, partial)
+    return open_prepared(key)._replace(known_edition=checksums_are_known(corpus, census))
+
+
+def open_prepared(key: str) -> Prepared:
+    """What `prepare` made under this key, without looking at the corpus."""
+    folder = _folder_of(key)
+    if not folder.is_dir():
+        raise UserError(f"the token store {folder} is not there; make it with `logdepth prepare`")
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, None)
+
+
+def is_prepared(key: str) -> bool:
+    return _folder_of(key).is_dir()
+
+
+def _folder_of(key: str) -> Path:
+    return cache_folder() / "stores" / key
+
+
+def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes every split's tokens in one pass over the text, with bounded memory."""
+    dtype = dtype_for(tokenizer.vocab_size)
+    separator = tokenizer.end_of_document if corpus.separated else None
+    num_tokens = dict.fromkeys(SPLITS, 0)
+    done, total = 0, sum(counts.bytes for counts in census.values())
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(f"encoding {corpus.name}", total, unit="bytes"))
+        files: dict[Split, BinaryIO] = {
+            split: stack.enter_context((folder / f"{split}.bin").open("wb")) for split in SPLITS
+        }
+        for batch in _batches(corpus.passages()):
+            for split, tokens in _encoded(batch, tokenizer, separator).items():
+                files[split].write(np.array(tokens, dtype=dtype).tobytes())
+                num_tokens[split] += len(tokens)
+            done += sum(len(passage.text.encode()) for passage in batch)
+            progress.update(done, f"{sum(num_tokens.values()) / 1e6:.1f} M tokens")
+    for split in SPLITS:
+        counts = census[split]
+        info = StoreInfo(
+            corpus=corpus.name,
+            split=split,
+            dtype=dtype,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer_hash=tokenizer.hash,
+            text_sha256=counts.sha256,
+            tokens=num_tokens[split],
+            documents=counts.documents,
+            words=counts.words,
+            line_ends=counts.line_ends,
+            bytes=counts.bytes,
+            separator=separator,
+        )
+        write_sidecar(folder, info)
+
+
+def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
+    batch, characters = [], 0
+    for passage in passages:
+        batch.append(passage)
+        characters += len(passage.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _encoded(batch: list[Passage], tokenizer: Tokenizer, separator: int | None) -> dict[Split, list[int]]:
+    """The tokens of each split, documents in order, each followed by the separator."""
+    cut = [list(pieces(passage.text)) for passage in batch]
+    encoded = iter(tokenizer.encode_many([piece for one in cut for piece in one]))
+    tokens: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    for passage, one in zip(batch, cut, strict=True):
+        for _ in one:
+            tokens[passage.split].extend(next(encoded))
+        if passage.ends_document and separator is not None:
+            tokens[passage.split].append(separator)
+    return tokens

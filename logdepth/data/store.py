@@ -1,0 +1,70 @@
+"""Token stores: one split as a memory-mapped `.bin` of token numbers, and a `.json` that says what they are."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logdepth.atomic import read_json, write_json
+from logdepth.data.passages import Split
+from logdepth.errors import UserError
+
+Tokens = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfo:
+    """The sidecar."""
+
+    corpus: str
+    split: Split
+    dtype: str
+    """uint16 or uint32, little-endian."""
+    vocab_size: int
+    tokenizer_hash: str
+    text_sha256: str
+    tokens: int
+    documents: int
+    words: int
+    line_ends: int
+    bytes: int
+    separator: int | None
+    """The token after every document; None where the split is one stream."""
+
+
+class TokenStore:
+    """The tokens of one split, on disk until they are read."""
+
+    def __init__(self, tokens: Tokens, info: StoreInfo) -> None:
+        self.tokens = tokens
+        self.info = info
+
+    @classmethod
+    def open(cls, folder: Path, split: Split) -> "TokenStore":
+        sidecar, file = folder / f"{split}.json", folder / f"{split}.bin"
+        try:
+            info = StoreInfo(**read_json(sidecar))
+        except TypeError as error:
+            raise UserError(f"{sidecar} is not of this version ({error}); remove {folder} and prepare again") from None
+        expected = info.tokens * np.dtype(info.dtype).itemsize
+        found = file.stat().st_size if file.is_file() else 0
+        if found != expected:
+            raise UserError(f"{file} has {found:,} bytes instead of {expected:,}; remove {folder} and prepare again")
+        return cls(np.memmap(file, dtype=info.dtype, mode="r"), info)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def window(self, start: int, length: int) -> NDArray[np.int64]:
+        """`length` tokens from `start` on, fewer at the end of the split."""
+        return self.tokens[start : start + length].astype(np.int64)
+
+
+def write_sidecar(folder: Path, info: StoreInfo) -> None:
+    write_json(folder / f"{info.split}.json", asdict(info))
+
+
+def dtype_for(vocab_size: int) -> str:
+    return "<u2" if vocab_size <= 2**16 else "<u4"

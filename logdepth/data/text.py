@@ -1,0 +1,86 @@
+"""Any local text: files or folders of txt, jsonl and parquet, plain or compressed.
+
+Splits: a file whose name begins with train, valid (val, dev, validation) or test belongs to that split. Otherwise the
+documents of jsonl and parquet files are split by hash, and a text file is cut in three: its last 5 % are test, the 5 %
+before them valid.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from logdepth.data.corpus import Corpus, files_as_source
+from logdepth.data.passages import Passage, Split, split_by_hash
+from logdepth.data.readers import PLAIN, documents, kind_of, lines
+from logdepth.errors import UserError
+
+HELD_OUT = 0.05
+NAMED_SPLITS: dict[str, Split] = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+
+
+class Text(Corpus):
+    summary = "your own files or folders (--data.paths): txt, jsonl, parquet, plain or gz, xz, zst"
+    separated = True
+
+    def __init__(self, data_dir: Path | None = None, paths: Sequence[Path] = ()) -> None:
+        super().__init__(data_dir)
+        if not paths:
+            raise UserError("corpus 'text' needs --data.paths: the files or folders to read")
+        self.paths = tuple(paths)
+
+    def files(self) -> list[Path]:
+        found: list[Path] = []
+        for path in self.paths:
+            if not path.exists():
+                raise UserError(f"corpus 'text': {path} is not there")
+            inside = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+            readable = [file for file in inside if kind_of(file) is not None]
+            if not readable:
+                raise UserError(f"corpus 'text': {path} holds no txt, md, jsonl or parquet file, plain or compressed")
+            found += readable
+        return found
+
+    def source(self) -> dict[str, Any] | None:
+        return files_as_source(self.files())
+
+    def passages(self) -> Iterator[Passage]:
+        for file in self.files():
+            split = _named_split(file)
+            if kind_of(file) in PLAIN:
+                yield from _text_passages(file, split)
+            else:
+                yield from (Passage(split or split_by_hash(text, HELD_OUT), text, True) for text in documents(file))
+
+
+def _named_split(file: Path) -> Split | None:
+    word = file.name.replace("-", ".").replace("_", ".").split(".")[0].lower()
+    return NAMED_SPLITS.get(word)
+
+
+def _text_passages(file: Path, split: Split | None) -> Iterator[Passage]:
+    """A text file is one document, or three where it is cut. The last line of each ends it."""
+    total = 0
+    if split is None:
+        total = sum(len(line.encode()) for line in lines(file))
+    done, held, held_split = 0, "", split or "train"
+    for line in lines(file):
+        place = split or _split_at(done / total)
+        if held:
+            yield Passage(held_split, held, place != held_split)
+        held, held_split = line, place
+        done += len(line.encode())
+    if held:
+        yield Passage(held_split, held, True)
+
+
+def _split_at(place: float) -> Split:
+    if place < 1 - 2 * HELD_OUT:
+        return "train"
+    return "valid" if place < 1 - HELD_OUT else "test"

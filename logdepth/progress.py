@@ -1,0 +1,84 @@
+"""Progress of long work on stderr: a live bar on a terminal, plain lines from time to time elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+PLAIN_SECONDS = 10.0
+
+
+class Progress:
+    """One piece of work with a known or unknown total, in units that the caller names."""
+
+    def __init__(self, label: str, total: int | None = None, *, unit: str = "steps", done: int = 0) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done = self.first = done
+        self.started = time.monotonic()
+        self.last_line = self.started
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            self.bar = _bar()
+            self.task = self.bar.add_task(label, total=total, completed=done, note="")
+
+    def __enter__(self) -> Self:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        elif kind is None and self.done > self.first and self.last_line > self.started:
+            self._line("")  # work that was long enough for lines gets a last one
+
+    def update(self, done: int, note: str = "") -> None:
+        """Tell how far the work is; cheap enough for every step."""
+        self.done = done
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, note=note)
+        elif time.monotonic() - self.last_line >= PLAIN_SECONDS:
+            self._line(note)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _line(self, note: str) -> None:
+        self.last_line = time.monotonic()
+        seconds = self.last_line - self.started
+        of = f"/{self.total:,}" if self.total is not None else ""
+        left = ""
+        if self.total is not None and self.done > self.first:
+            left = f", {in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
+        note = f", {note}" if note else ""
+        print(f"{self.label}: {self.done:,}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it: 45 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("· left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
