@@ -121,13 +121,15 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
             model = _train(sample, config, corpus.name)
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(model)
-            facts: dict[str, Any] = {
+            facts = {
                 "corpus": corpus.name,
                 "text_sha256": census["train"].sha256,
                 "config": asdict(config),
+                "sampled_share": share,
+                "sampled_bytes": sample.bytes,
+                "settings": config.settings(),
+                "sentencepiece": sentencepiece.__version__,
             }
-            facts |= {"sampled_share": share, "sampled_bytes": sample.bytes}
-            facts |= {"settings": config.settings(), "sentencepiece": sentencepiece.__version__}
             write_json(partial / "tokenizer.json", facts)
     return Tokenizer.load(folder / "tokenizer.model"), folder
 

@@ -104,7 +104,7 @@ class Transformer(nn.Module):
             for last in (block.attention.out, block.mlp_out):
                 nn.init.normal_(last.weight, std=WEIGHT_DEVIATION / math.sqrt(2 * config.num_layers))
         slopes = alibi_slopes(config.num_heads) if config.positions == "alibi" else None
-        self.register_buffer("slopes", slopes, persistent=False)
+        self.register_buffer("slopes", slopes)
 
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None

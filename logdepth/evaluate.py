@@ -1,0 +1,212 @@
+"""Perplexity of a model on a split: in windows of any length, or strided; in three units, and by position.
+
+Windows follow each other without a gap, and the short last one counts too: every token of the split but its first is
+predicted exactly once. Words and bytes are those of the raw text, so that their units do not depend on the tokenizer.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from logdepth.data import StoreInfo, TokenStore, document_bounds
+from logdepth.models import LanguageModel
+from logdepth.runs import Precision, arithmetic
+
+PAPER_CONTEXTS = tuple(range(32, 2977, 128))
+"""The paper's grid: 32, 160, …, 2,976."""
+BATCH_TOKENS = 16_384
+"""Tokens that go through a model at once; longer windows go through in parts, with the state carried on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model loses on a split, in nats, and the units in which people ask."""
+
+    corpus: str
+    split: str
+    context: int
+    stride: int
+    tokens: int
+    """Tokens predicted: all but the split's first."""
+    words: int
+    """Words and line ends of the raw text."""
+    bytes: int
+    """Of the raw text."""
+    separator: int | None
+    """The token after every document, whose prediction is part of the loss; None where the split is one stream."""
+    nats: float
+    position_nats: NDArray[np.float64]
+    """Total loss at each position of a window."""
+    position_tokens: NDArray[np.int64]
+    """Tokens predicted at each position of a window."""
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def token_perplexity(self) -> float:
+        return _exp(self.loss)
+
+    @property
+    def word_perplexity(self) -> float:
+        """The exponential of the total loss over words and line ends."""
+        return _exp(self.nats / self.words)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+    @property
+    def position_loss(self) -> NDArray[np.float64]:
+        """Nats a token at each position of a window; NaN where nothing was predicted."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.position_nats / self.position_tokens)
+
+    def as_dict(self, positions: bool = False) -> dict[str, Any]:
+        """The numbers, for JSON; with the loss by position if asked."""
+        found: dict[str, Any] = {
+            "corpus": self.corpus,
+            "split": self.split,
+            "context": self.context,
+            "stride": self.stride,
+            "tokens": self.tokens,
+            "words": self.words,
+            "bytes": self.bytes,
+            "separator": self.separator,
+            "nats": self.nats,
+            "loss": self.loss,
+            "token_perplexity": self.token_perplexity,
+            "word_perplexity": self.word_perplexity,
+            "bits_per_byte": self.bits_per_byte,
+        }
+        if positions:
+            found["position_loss"] = [round(loss, 6) if math.isfinite(loss) else None for loss in self.position_loss]
+        return found
+
+
+class _Windows(NamedTuple):
+    """Rows of one length that go through the model together, and the first position that counts in them."""
+
+    starts: list[int]
+    length: int
+    counted_from: int
+
+
+@torch.inference_mode()
+def evaluate(
+    model: LanguageModel,
+    store: TokenStore,
+    *,
+    context: int,
+    stride: int | None = None,
+    precision: Precision = "auto",
+    reset_at_documents: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """The loss over a split, in windows of `context` tokens.
+
+    Args:
+        stride: how far a window starts after the one before; only its tokens that were not yet predicted count, so
+            that each has at least `context - stride` tokens before it. By default `context`: windows side by side.
+        reset_at_documents: each document in a window starts anew, for models that were trained so.
+        on_progress: called with the tokens predicted so far; what it raises ends the evaluation.
+    """
+    stride = context if stride is None else stride
+    if context < 1 or not 1 <= stride <= context:
+        raise ValueError(f"context must be at least 1 and stride from 1 to context; got {context} and {stride}")
+    info, device = store.info, next(model.parameters()).device
+    if len(store) < 2:
+        raise ValueError(f"the {info.split} split of '{info.corpus}' has fewer than two tokens")
+    separator = info.separator if reset_at_documents else None
+    nats, counts = np.zeros(context), np.zeros(context, dtype=np.int64)
+    was_training = model.training
+    model.eval()
+    try:
+        done = 0
+        for windows in _windows(len(store) - 1, context, stride):
+            rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
+            with arithmetic(precision, device):
+                losses = _losses(model, torch.from_numpy(rows).to(device), separator)[:, windows.counted_from :]
+            nats[windows.counted_from : windows.length] += losses.sum(axis=0)
+            counts[windows.counted_from : windows.length] += len(rows)
+            done += losses.size
+            on_progress(done)
+    finally:
+        model.train(was_training)
+    return _evaluation(info, context, stride, nats, counts)
+
+
+def _windows(num_predictions: int, context: int, stride: int) -> Iterator[_Windows]:
+    """All windows over the inputs, in batches of one shape. Each prediction is counted once."""
+    num_rows = max(1, BATCH_TOKENS // context)
+    full: list[int] = []
+    start, counted_to = 0, 0
+    while counted_to < num_predictions:
+        end = min(start + context, num_predictions)
+        counted_from = counted_to - start
+        if (end - start, counted_from) != (context, context - stride):  # the first, or a short last one
+            if full:
+                yield _Windows(full, context, context - stride)
+                full = []
+            yield _Windows([start], end - start, counted_from)
+        else:
+            full.append(start)
+            if len(full) == num_rows:
+                yield _Windows(full, context, context - stride)
+                full = []
+        counted_to = end
+        start += stride
+    if full:
+        yield _Windows(full, context, context - stride)
+
+
+def _losses(model: LanguageModel, rows: Tensor, separator: int | None) -> NDArray[np.float64]:
+    """Nats at every position of `[rows, length + 1]` tokens."""
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    if separator is not None:
+        logits = model(inputs.flatten(), cu_seqlens=document_bounds(inputs.cpu().numpy(), separator))
+        return _nats(logits.unflatten(0, inputs.shape), targets)
+    if inputs.numel() <= BATCH_TOKENS:
+        return _nats(model(inputs), targets)
+    parts, state = [], model.init_state(len(rows))
+    part = max(1, BATCH_TOKENS // len(rows))
+    for start in range(0, inputs.shape[1], part):
+        logits, state = model.step(inputs[:, start : start + part], state)  # type: ignore[arg-type]
+        parts.append(_nats(logits, targets[:, start : start + part]))
+    return np.concatenate(parts, axis=1)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> NDArray[np.float64]:
+    losses = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(targets.shape).double().cpu().numpy()
+
+
+def _evaluation(
+    info: StoreInfo, context: int, stride: int, nats: NDArray[np.float64], counts: NDArray[np.int64]
+) -> Evaluation:
+    return Evaluation(
+        corpus=info.corpus,
+        split=info.split,
+        context=context,
+        stride=stride,
+        tokens=int(counts.sum()),
+        words=info.words + info.line_ends,
+        bytes=info.bytes,
+        separator=info.separator,
+        nats=float(nats.sum()),
+        position_nats=nats,
+        position_tokens=counts,
+    )
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf

@@ -1,0 +1,185 @@
+"""Text from a model, token by token: prompts of unequal lengths together, each row's text as it comes.
+
+A row depends on its own prompt and seed alone: it gets the same text in any batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logdepth.data import Tokenizer
+from logdepth.errors import UserError
+from logdepth.models import LanguageModel, ModelState
+from logdepth.runs import Precision, arithmetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the next token is chosen."""
+
+    max_tokens: int = 200
+    """Tokens after each prompt, at most."""
+    temperature: float = 1.0
+    """Below 1 the likely becomes likelier; 0 takes the likeliest."""
+    top_k: int | None = None
+    """Choose among this many likeliest tokens only."""
+    top_p: float | None = None
+    """Choose among the likeliest tokens that together have this probability only."""
+    seed: int = 0
+    """Of the choices."""
+    stop: tuple[str, ...] = ()
+    """A row ends where one of these texts appears; it is left out."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1; got {self.max_tokens}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or above; got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1; got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+        if "" in self.stop:
+            raise ValueError("a stop text must not be empty")
+
+
+class Piece(NamedTuple):
+    """A bit of text of one row; the last piece of a row says so."""
+
+    row: int
+    text: str
+    last: bool
+
+
+@dataclass
+class _Row:
+    """One text in the making."""
+
+    number: int
+    generator: np.random.Generator
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    shown: str = ""
+    """What of the text has been given out."""
+
+
+@torch.inference_mode()
+def generate(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    config: SamplingConfig,
+    *,
+    separated: bool = True,
+    precision: Precision = "auto",
+) -> Iterator[Piece]:
+    """The texts that follow the prompts, in pieces as they come.
+
+    `separated`: whether the model knows the end of a document, which then ends a text and starts one without a prompt.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    rows = [
+        _Row(number, np.random.default_rng([config.seed, number]), _prompt_tokens(tokenizer, prompt, separated))
+        for number, prompt in enumerate(prompts)
+    ]
+    if not rows:
+        return
+    with arithmetic(precision, device):
+        lengths = [len(row.prompt) for row in rows]
+        padded = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
+        for number, row in enumerate(rows):
+            padded[number, : lengths[number]] = torch.tensor(row.prompt)
+        logits, state = _step(model, padded.to(device), model.init_state(len(rows)), lengths)
+        last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
+    while True:
+        chosen = [_choose(scores, config, row.generator) for scores, row in zip(_rows(last), rows, strict=True)]
+        going = []
+        for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
+            piece = _piece_after(row, token, tokenizer, config, separated)
+            if piece.text or piece.last:
+                yield piece
+            if not piece.last:
+                going.append(place)
+        if not going:
+            return
+        if len(going) < len(rows):
+            rows, state = [rows[place] for place in going], state.select(going)
+        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
+        with arithmetic(precision, device):
+            logits, state = _step(model, tokens, state, None)
+        last = logits[:, -1]
+
+
+def _step(
+    model: LanguageModel, tokens: Tensor, state: ModelState, lengths: list[int] | None
+) -> tuple[Tensor, ModelState]:
+    logits, after = model.step(tokens, state, lengths=lengths)  # type: ignore[arg-type]
+    return logits, after
+
+
+def _prompt_tokens(tokenizer: Tokenizer, prompt: str, separated: bool) -> list[int]:
+    tokens = tokenizer.encode(prompt)
+    if tokens:
+        return tokens
+    if not separated:
+        raise UserError("this model was trained on one stream of text and cannot start from nothing; give a --prompt")
+    return [tokenizer.end_of_document]
+
+
+def _rows(logits: Tensor) -> list[np.ndarray]:
+    return list(logits.double().cpu().numpy())
+
+
+def _choose(scores: np.ndarray, config: SamplingConfig, generator: np.random.Generator) -> int:
+    """A token, from the scores of all; in float64, so that devices differ as little as they can."""
+    if config.temperature == 0:
+        return int(scores.argmax())
+    order = np.argsort(-scores, kind="stable")
+    scaled = (scores[order] - scores[order[0]]) / config.temperature
+    probabilities = np.exp(scaled)
+    probabilities /= probabilities.sum()
+    kept = len(order) if config.top_k is None else min(config.top_k, len(order))
+    if config.top_p is not None:
+        below = np.cumsum(probabilities[:kept] / probabilities[:kept].sum()) < config.top_p
+        kept = min(kept, int(below.sum()) + 1)
+    probabilities = probabilities[:kept] / probabilities[:kept].sum()
+    return int(order[generator.choice(kept, p=probabilities)])
+
+
+def _piece_after(row: _Row, token: int, tokenizer: Tokenizer, config: SamplingConfig, separated: bool) -> Piece:
+    """Adds a token to a row and gives out the text that is certain now."""
+    ended = separated and token == tokenizer.end_of_document
+    if not ended:
+        row.tokens.append(token)
+    ended = ended or len(row.tokens) >= config.max_tokens
+    text = _continuation(row, tokenizer)
+    found = [place for stop in config.stop if (place := text.find(stop)) >= 0]
+    if found:
+        text, ended = text[: min(found)], True
+    if not ended:
+        # A character may still be incomplete in bytes, and a stop text may have begun.
+        text = text.removesuffix("\ufffd")
+        text = text[: len(text) - _beginning_of_a_stop(text, config.stop)]
+    new = text[len(row.shown) :] if text.startswith(row.shown) else ""
+    row.shown += new
+    return Piece(row.number, new, ended)
+
+
+def _continuation(row: _Row, tokenizer: Tokenizer) -> str:
+    """The text after the prompt. The prompt is decoded with it, for the space between the two."""
+    return tokenizer.decode(row.prompt + row.tokens)[len(tokenizer.decode(row.prompt)) :]
+
+
+def _beginning_of_a_stop(text: str, stops: tuple[str, ...]) -> int:
+    """How many characters at the end of the text may be the beginning of a stop text."""
+    longest = 0
+    for stop in stops:
+        for length in range(1, len(stop)):
+            if text.endswith(stop[:length]):
+                longest = max(longest, length)
+    return longest

@@ -1,0 +1,107 @@
+"""RunConfig: everything that decides the numbers of a run. Where files lie is not in it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from logdepth.data import DataConfig
+from logdepth.errors import UserError
+from logdepth.models import ModelConfig, ScanLMConfig
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """AdamW with linear warm-up, then a cosine to a thousandth of the peak; early stopping on validation loss."""
+
+    learning_rate: float = 1e-3
+    """Peak."""
+    weight_decay: float = 1e-4
+    """AdamW's, on matrices and embeddings."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """AdamW's two."""
+    warmup_steps: int = 0
+    """Steps in which the learning rate rises from zero to its peak."""
+    epochs: int = 50
+    """Passes over the training split that the cosine spans."""
+    max_steps: int | None = None
+    """Steps that the cosine spans, instead of epochs."""
+    batch_size: int = 32
+    """Windows in a step."""
+    context: int = 512
+    """Tokens in a window."""
+    micro_batch: int | None = None
+    """Windows that go through the model at once; a step adds up the gradients of its micro-batches."""
+    reset_at_documents: bool = False
+    """Whether each document of a window starts anew, as if alone, instead of reading on from the one before."""
+    clip: float = 1.0
+    """Norm to which gradients are clipped."""
+    evaluate_every: int | None = None
+    """Steps between validations and checkpoints; by default one epoch."""
+    patience: int = 10
+    """Validations without a better loss after which training stops."""
+    log_every: int = 10
+    """Steps between lines of metrics."""
+    precision: Precision = "auto"
+    """Of the model's arithmetic; auto: bfloat16 autocast on CUDA, float32 elsewhere."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto: a GPU if there is one."""
+    compile: bool = False
+    """torch.compile: the operator of a ScanLM, the whole of a Transformer."""
+    deterministic: bool = True
+    """Whether CUDA may only use algorithms that give the same bits each time; exact resuming needs it."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go besides metrics.jsonl."""
+
+    def __post_init__(self) -> None:
+        at_least_one = ("epochs", "batch_size", "context", "patience", "log_every")
+        may_be_none = ("max_steps", "micro_batch", "evaluate_every")
+        for name in (*at_least_one, *(name for name in may_be_none if getattr(self, name) is not None)):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
+        if self.warmup_steps < 0 or not self.weight_decay >= 0:
+            raise ValueError("warmup_steps and weight_decay must not be negative")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run."""
+
+    seed: int = 0
+    """Of the initial weights, the order of batches and dropout."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Which text, and how it becomes tokens."""
+    model: ModelConfig = field(default_factory=ScanLMConfig)
+    """The language model."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """How it is trained."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative; got {self.seed}")
+
+
+def device_named(name: str) -> torch.device:
+    """The device of a config or a flag, or an error that says what is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device '{name}' cannot be used here ({reason}); try --train.device cpu") from None
+    return device
+
+
+def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
+    """The autocast in which a model of this precision runs."""
+    low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)

@@ -1,0 +1,34 @@
+"""What a run ran on: versions, device, threads, and the command that started it."""
+
+import os
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+import logdepth
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    cuda = device.type == "cuda"
+    return {
+        "logdepth": logdepth.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        "cuda": torch.version.cuda if cuda else None,
+        "command": sys.argv,
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What may change the bits of a run that goes on here."""
+    decisive = ("logdepth", "python", "torch", "processor", "threads", "device", "cuda")
+    return [f"{name} {before.get(name)} → {now[name]}" for name in decisive if before.get(name) != now[name]]

@@ -1,0 +1,169 @@
+"""A run on disk: its folder, what is in it, and how a model comes back out of it.
+
+config.json            the resolved config and its token store; written last, so that a folder with it is a run
+environment.json       versions, device, the command
+tokenizer.model        SentencePiece
+metrics.jsonl          one line a measurement
+best.safetensors       weights with the lowest validation loss so far
+last.safetensors       weights of the last checkpoint
+checkpoint.safetensors everything needed to go on, bit for bit
+"""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+import logdepth
+from logdepth.atomic import PARTIAL, read_json, readable_disk_errors, replacing, write_json
+from logdepth.config import from_dict, to_dict
+from logdepth.data import Prepared, Tokenizer
+from logdepth.errors import UserError
+from logdepth.models import LanguageModel
+from logdepth.runs.config import RunConfig
+from logdepth.runs.environment import environment
+from logdepth.runs.tensors import load_tensors, save_tensors
+
+VERSION = 1
+WRITTEN_BEFORE_CONFIG = {"environment.json", "tokenizer.model", "lock"}
+"""What a run that was killed while it was being made may leave; a new one takes its place."""
+Weights = Literal["best", "last"]
+
+
+class LoadedRun(NamedTuple):
+    """A trained model and what it needs."""
+
+    config: RunConfig
+    model: LanguageModel
+    tokenizer: Tokenizer
+    step: int
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").is_file()
+
+    def weights(self, which: Weights) -> Path:
+        return self.path / f"{which}.safetensors"
+
+    def refuse_if_taken(self) -> None:
+        """An error where a new run cannot go: the folder holds one already, or something else."""
+        if self.exists:
+            raise UserError(
+                f"{self.path} already holds a run; go on with it by `logdepth train --resume {self.path}`, "
+                "or choose another --out"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another --out")
+        if self.path.is_dir():
+            others = [file.name for file in self.path.iterdir() if not file.name.startswith(PARTIAL)]
+            if not set(others) <= WRITTEN_BEFORE_CONFIG:
+                raise UserError(f"{self.path} is not empty and holds no run; choose another --out")
+
+    def create(self, config: RunConfig, prepared: Prepared, device: torch.device) -> None:
+        """A new run."""
+        self.refuse_if_taken()
+        with replacing(self.path / "tokenizer.model") as partial:
+            partial.write_bytes(prepared.tokenizer.model)
+        write_json(self.path / "environment.json", environment(device))
+        saved = {"version": VERSION, "logdepth": logdepth.__version__, "store": prepared.key}
+        write_json(self.path / "config.json", saved | {"config": to_dict(config)})
+
+    def config(self) -> RunConfig:
+        return from_dict(RunConfig, self._saved()["config"], str(self.path / "config.json"))
+
+    def store_key(self) -> str:
+        """Which token store the run trains on."""
+        key: str = self._saved()["store"]
+        return key
+
+    def environment(self) -> dict[str, Any]:
+        saved: dict[str, Any] = read_json(self.path / "environment.json")
+        return saved
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.path / "tokenizer.model")
+
+    def load(self, which: Weights = "best", device: torch.device | str = "cpu") -> LoadedRun:
+        """The trained model, ready to evaluate."""
+        config, tokenizer = self.config(), self.tokenizer()
+        file = self.weights(which)
+        if not file.is_file():
+            raise UserError(f"{self.path} has no {which} weights yet; go on with `logdepth train --resume {self.path}`")
+        tensors, record = load_tensors(file)
+        with torch.device("meta"):
+            model = config.model.build(tokenizer.vocab_size)
+        model.to_empty(device=device)
+        load_weights(model, tensors, file)
+        return LoadedRun(config, model.eval(), tokenizer, record["step"])
+
+    def append_metrics(self, lines: list[dict[str, Any]]) -> None:
+        with readable_disk_errors(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; a last one that was cut off by a crash is left out."""
+        if not self.metrics.is_file():
+            return []
+        found = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forgets what was measured after the step from which training goes on: it will be measured again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        with replacing(self.metrics) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def save_weights(self, which: Weights, model: LanguageModel, step: int) -> None:
+        save_tensors(self.weights(which), model.state_dict(), {"step": step})
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process trains in a folder; the lock goes with the process, however it ends."""
+        with readable_disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is training in {self.path}") from None
+            yield
+
+    def _saved(self) -> dict[str, Any]:
+        if not self.exists:
+            raise UserError(f"{self.path} holds no run: there is no config.json in it")
+        saved: dict[str, Any] = read_json(self.path / "config.json")
+        if saved.get("version") != VERSION:
+            raise UserError(
+                f"{self.path}/config.json has version {saved.get('version')}; this logdepth reads version {VERSION}"
+            )
+        return saved
+
+
+def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path) -> None:
+    """Fills the model, strictly: every weight must be there with its shape, and no other."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(f"{file} does not fit its config.json ({str(error).splitlines()[1].strip()})") from None

@@ -1,0 +1,104 @@
+"""Time of a model's forward pass or training step against context length, and what computed its attention."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from logdepth.models import LanguageModel, Transformer
+from logdepth.runs import Precision, arithmetic
+
+What = Literal["forward", "train"]
+
+
+class Timing(NamedTuple):
+    """One context length."""
+
+    context: int
+    batch_size: int
+    milliseconds: float
+    """Median of a batch."""
+    fastest: float
+    lower_quartile: float
+    upper_quartile: float
+    repeats: int
+    tokens_per_second: float
+    attention: str | None
+    """What computed attention; None for models without it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def time_model(
+    model: LanguageModel,
+    contexts: Sequence[int],
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int = 16_384,
+    what: What = "forward",
+    precision: Precision = "auto",
+    repeats: int = 10,
+    warmups: int = 3,
+) -> Iterator[Timing]:
+    """Times a batch at each context length: `batch_size` rows, or as many as make `batch_tokens`.
+
+    Tokens are random; the numbers are medians of single batches after warm-up, each awaited on the device.
+    """
+    device = next(model.parameters()).device
+    model.train(what == "train")
+    generator = torch.Generator().manual_seed(0)
+    for context in contexts:
+        rows = batch_size or max(1, batch_tokens // context)
+        tokens = torch.randint(model.vocab_size, (rows, context + 1), generator=generator).to(device)
+        work = _work(model, tokens, what, precision)
+        for _ in range(warmups):
+            work()
+        seconds = [_timed(work, device) for _ in range(repeats)]
+        quartiles = statistics.quantiles(seconds, n=4) if repeats > 1 else [seconds[0]] * 3
+        with arithmetic(precision, device):
+            attention = model.attention_in_words() if isinstance(model, Transformer) else None
+        median = statistics.median(seconds)
+        yield Timing(
+            context=context,
+            batch_size=rows,
+            milliseconds=1e3 * median,
+            fastest=1e3 * min(seconds),
+            lower_quartile=1e3 * quartiles[0],
+            upper_quartile=1e3 * quartiles[2],
+            repeats=repeats,
+            tokens_per_second=rows * context / median,
+            attention=attention,
+        )
+
+
+def _work(model: LanguageModel, tokens: torch.Tensor, what: What, precision: Precision) -> Callable[[], None]:
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    device = tokens.device
+
+    @torch.inference_mode()
+    def forward() -> None:
+        with arithmetic(precision, device):
+            model(inputs)
+
+    def forward_and_backward() -> None:
+        with arithmetic(precision, device):
+            logits = model(inputs)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        torch.autograd.backward(loss)
+        model.zero_grad(set_to_none=True)
+
+    return forward if what == "forward" else forward_and_backward
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

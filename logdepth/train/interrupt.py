@@ -1,0 +1,42 @@
+"""SIGINT and SIGTERM as a request: training finishes its step, saves, and only then stops."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class Interrupted(Exception):  # noqa: N818  (it is no error)
+    """Training stopped because it was asked to, with everything saved. `signal_number` says who asked."""
+
+    def __init__(self, signal_number: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}")
+        self.signal_number = signal_number
+        self.step = step
+
+
+class StopRequest:
+    """Listens while the block runs; a second signal does what signals do."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._receive)
+            except ValueError:  # not in the main thread: signals go elsewhere
+                break
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._restore()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.signal_number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

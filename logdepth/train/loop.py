@@ -1,0 +1,275 @@
+"""The training loop of one run. Every step is a function of the weights before it, the seed and its number.
+
+So nothing random is saved: a run that was killed goes on from its checkpoint and ends in the same bits.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from logdepth.data import Batches, Prepared, document_bounds
+from logdepth.errors import UserError
+from logdepth.evaluate import Evaluation, evaluate
+from logdepth.models import LanguageModel, ScanLM
+from logdepth.progress import Progress
+from logdepth.runs import RunConfig, RunFolder, arithmetic
+from logdepth.runs.folder import load_weights
+from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.train.interrupt import Interrupted, StopRequest
+from logdepth.train.optimizer import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from logdepth.train.trackers import open_trackers
+
+VERSION = 1
+Reason = Literal["all steps done", "no better validation loss"]
+
+
+@dataclass
+class Standing:
+    """How far a run is."""
+
+    step: int = 0
+    """Steps done."""
+    validated: int = 0
+    """The step of the last validation."""
+    best_step: int | None = None
+    best_loss: float = math.inf
+    without_better: int = 0
+    """Validations since the best."""
+    seconds: float = 0.0
+    """Spent in training, validation included, over all processes."""
+    finished: Reason | None = None
+    losses: list[float] = field(default_factory=list)
+    """Of the steps since the last line of metrics."""
+
+
+class Trainer:
+    """One run, from wherever its folder says that it stands."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, prepared: Prepared, device: torch.device) -> None:
+        self.folder, self.config, self.device = folder, config, device
+        train = config.train
+        self.valid = prepared.stores["valid"]
+        self.batches = Batches(
+            prepared.stores["train"], batch_size=train.batch_size, context=train.context, seed=config.seed
+        )
+        self.separator = prepared.stores["train"].info.separator if train.reset_at_documents else None
+        if train.reset_at_documents and self.separator is None:
+            raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents has no documents")
+        self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
+        self.validate_every = train.evaluate_every or self.batches.steps_per_epoch
+        torch.manual_seed(config.seed)
+        self.model: LanguageModel = config.model.build(prepared.tokenizer.vocab_size).to(device)
+        self.optimizer = build_optimizer(self.model, train)
+        self.standing = Standing()
+        if folder.checkpoint.is_file():
+            self._restore()
+        if train.compile:
+            compile_model(self.model)
+        self.unseen: list[tuple[int, Tensor, Tensor]] = []
+        """Step, loss and norm of the gradient of steps not yet looked at: looking makes a GPU wait."""
+        self.logged_at = time.monotonic()
+
+    def run(self) -> Standing:
+        """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
+        standing = self.standing
+        if standing.finished:
+            return standing
+        self.folder.rewind_metrics(standing.step)
+        self.trackers = open_trackers(self.config, self.folder.path, standing.step)
+        label = f"training {self.folder.path}"
+        self.started = time.monotonic() - standing.seconds
+        with (
+            contextlib.ExitStack() as stack,
+            _repeatable(self.device, self.config.train.deterministic),
+            StopRequest() as self.stop,
+            Progress(label, self.total_steps, done=standing.step) as self.progress,
+        ):
+            for tracker in self.trackers:
+                stack.callback(tracker.close)
+            while not standing.finished:
+                if self._validation_is_due():
+                    self._validate()
+                elif self.stop.signal_number is not None:
+                    self._save()
+                    raise Interrupted(self.stop.signal_number, standing.step)
+                else:
+                    self._step()
+        return standing
+
+    def _step(self) -> None:
+        train, step = self.config.train, self.standing.step
+        rate = learning_rate(train, step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(_seed_of(self.config.seed, step))  # dropout too depends on the step alone
+        windows = torch.from_numpy(self.batches.at(step))
+        if self.device.type == "cuda":
+            windows = windows.pin_memory().to(self.device, non_blocking=True)
+        loss = torch.zeros((), device=self.device)
+        for part in torch.split(windows, train.micro_batch or train.batch_size):
+            part_loss = self._loss(part) * (len(part) / len(windows))
+            torch.autograd.backward(part_loss)
+            loss += part_loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.standing.step = step + 1
+        self.unseen.append((step + 1, loss, norm))
+        if (step + 1) % train.log_every == 0:
+            self._log(rate)
+
+    def _loss(self, windows: Tensor) -> Tensor:
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        with arithmetic(self.config.train.precision, self.device):
+            if self.separator is None:
+                logits = self.model(inputs)
+            else:
+                bounds = document_bounds(inputs.cpu().numpy(), self.separator)
+                logits = self.model(inputs.flatten(), cu_seqlens=bounds)
+        return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+
+    def _log(self, rate: float) -> None:
+        """One line of metrics for the steps since the last."""
+        norm, standing, train = self._look(), self.standing, self.config.train
+        loss = sum(standing.losses) / len(standing.losses)
+        now = time.monotonic()
+        speed = len(standing.losses) * train.batch_size * train.context / (now - self.logged_at)
+        self.logged_at, standing.losses = now, []
+        self._record("train", {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens_per_second": speed})
+        epoch = standing.step / self.batches.steps_per_epoch
+        note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {math.exp(loss):.1f}, {speed:,.0f} tokens/s"
+        self.progress.update(standing.step, note)
+
+    def _look(self) -> float:
+        """Brings the losses of recent steps to the host, and the last gradient norm; all must be finite."""
+        steps, self.unseen = self.unseen, []
+        losses = torch.stack([loss for _, loss, _ in steps]).tolist()
+        norms = torch.stack([norm for _, _, norm in steps]).tolist()
+        for (step, _, _), loss, norm in zip(steps, losses, norms, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise UserError(
+                    f"at step {step} the loss was {loss} and the gradient's norm {norm}: training diverged; the last "
+                    f"good checkpoint in {self.folder.path} is kept; start anew with a lower --train.learning-rate"
+                )
+        self.standing.losses += losses
+        return float(norms[-1])
+
+    def _validation_is_due(self) -> bool:
+        step = self.standing.step
+        at_mark = step % self.validate_every == 0 or step == self.total_steps
+        return at_mark and step > self.standing.validated
+
+    def _validate(self) -> None:
+        standing, train = self.standing, self.config.train
+        if self.unseen:
+            self._log(learning_rate(train, standing.step - 1, self.total_steps))
+        result = evaluate(
+            self.model,
+            self.valid,
+            context=train.context,
+            precision=train.precision,
+            reset_at_documents=train.reset_at_documents,
+            on_progress=self._give_way,
+        )
+        standing.validated = standing.step
+        better = result.loss < standing.best_loss
+        if better:
+            standing.best_step, standing.best_loss, standing.without_better = standing.step, result.loss, 0
+        else:
+            standing.without_better += 1
+        if standing.step == self.total_steps:
+            standing.finished = "all steps done"
+        elif standing.without_better >= train.patience:
+            standing.finished = "no better validation loss"
+        self._report(result, better)
+        if better:
+            self.folder.save_weights("best", self.model, standing.step)
+        self._save()
+        self.logged_at = time.monotonic()
+
+    def _give_way(self, _tokens: int) -> None:
+        """A stop request does not wait for the end of a validation: it will be made again."""
+        if self.stop.signal_number is not None:
+            self._save()
+            raise Interrupted(self.stop.signal_number, self.standing.step)
+
+    def _report(self, result: Evaluation, better: bool) -> None:
+        values = {
+            "valid_loss": result.loss,
+            "valid_perplexity": result.token_perplexity,
+            "valid_word_perplexity": result.word_perplexity,
+            "valid_bits_per_byte": result.bits_per_byte,
+        }
+        self._record("valid", values)
+        epoch = self.standing.step / self.batches.steps_per_epoch
+        self.progress.say(
+            f"step {self.standing.step:,} (epoch {epoch:.2f}): validation perplexity {result.token_perplexity:.2f}, "
+            f"{result.bits_per_byte:.4f} bits per byte" + (", the best so far" if better else "")
+        )
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
+        self.standing.seconds = time.monotonic() - self.started
+        facts: dict[str, Any] = {"kind": kind, "step": self.standing.step, "seconds": round(self.standing.seconds, 3)}
+        self.folder.append_metrics([facts | values])
+        for tracker in self.trackers:
+            tracker.log(self.standing.step, values)
+
+    def _save(self) -> None:
+        """A checkpoint, unless the steps since the last were not good."""
+        if self.unseen:
+            self._look()
+        self.standing.seconds = time.monotonic() - self.started
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        moments = optimizer_tensors(self.model, self.optimizer)
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+        save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
+        self.folder.save_weights("last", self.model, self.standing.step)
+
+    def _restore(self) -> None:
+        tensors, record = load_tensors(self.folder.checkpoint)
+        if not isinstance(record, dict) or record.get("version") != VERSION:
+            raise UserError(f"{self.folder.checkpoint} is not a checkpoint of this version of logdepth")
+        weights = {name.removeprefix("model/"): one for name, one in tensors.items() if name.startswith("model/")}
+        load_weights(self.model, weights, self.folder.checkpoint)
+        moments = {name.removeprefix("optimizer/"): one for name, one in tensors.items() if name.startswith("opti")}
+        restore_optimizer(self.model, self.optimizer, moments)
+        self.standing = Standing(**record["standing"])
+
+
+def compile_model(model: LanguageModel) -> None:
+    """Compiles in place, so that the names of weights stay: a ScanLM's operators, or the whole Transformer."""
+    if isinstance(model, ScanLM):
+        for layer in model.layers:
+            layer.operator.compile(dynamic=True)  # type: ignore[union-attr]
+    else:
+        model.compile()
+
+
+def _seed_of(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
+
+
+@contextlib.contextmanager
+def _repeatable(device: torch.device, deterministic: bool) -> Iterator[None]:
+    """On CUDA, only algorithms that give the same bits each time; the CPU's always do."""
+    if device.type != "cuda" or not deterministic:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    memory: Any = torch.utils.deterministic
+    fill, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        memory.fill_uninitialized_memory = fill

@@ -1,0 +1,58 @@
+"""Optional trackers of metrics: TensorBoard and Weights & Biases. metrics.jsonl is written with or without them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from logdepth.config import to_dict
+from logdepth.errors import UserError
+from logdepth.runs import RunConfig
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
+    """The trackers that the config asks for; what was logged after `step` is to be overwritten."""
+    try:
+        return [TRACKERS[name](config, folder, step) for name in config.train.trackers]
+    except ImportError as error:
+        raise UserError(f"a tracker is not installed ({error}); `pip install 'logdepth[trackers]'`") from None
+
+
+class _TensorBoard:
+    def __init__(self, _config: RunConfig, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, config: RunConfig, folder: Path, _step: int) -> None:
+        import wandb
+
+        name = folder.resolve().name
+        self.run: Any = wandb.init(
+            project="logdepth", name=name, id=name, resume="allow", dir=str(folder), config=to_dict(config)
+        )
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+TRACKERS: dict[str, Callable[[RunConfig, Path, int], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WeightsAndBiases,
+}
