@@ -16,7 +16,7 @@ install: $(STAMP) ## make .venv with the package and everything its checks need
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,plot,mutation]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,plot,mutation]'
 	touch $(STAMP)
 
 lint: $(STAMP) ## style and formatting, without changing anything

@@ -11,5 +11,7 @@ class UserError(Exception):
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or the list of what there is where nothing is close."""
     names = list(known)
-    close = difflib.get_close_matches(wrong, names, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are: {', '.join(names)}"
+    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; there are: {', '.join(names[:8])}" + (f", … ({len(names)} in all)" if len(names) > 8 else "")

@@ -4,7 +4,7 @@ A row depends on its own prompt and seed alone: it gets the same text in any bat
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -61,10 +61,14 @@ class _Row:
 
     number: int
     generator: np.random.Generator
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list)
-    shown: str = ""
-    """What of the text has been given out."""
+    tokens: list[int]
+    """Those of the prompt, then those chosen."""
+    left: int
+    """How many more may be chosen."""
+    decoded: tuple[int, int]
+    """Tokens before the second place are text already; those from the first on are decoded again for the spaces."""
+    held: str = ""
+    """Text not given out yet: it may be the beginning of a stop text."""
 
 
 @torch.inference_mode()
@@ -83,17 +87,18 @@ def generate(
     """
     model.eval()
     device = next(model.parameters()).device
-    rows = [
-        _Row(number, np.random.default_rng([config.seed, number]), _prompt_tokens(tokenizer, prompt, separated))
-        for number, prompt in enumerate(prompts)
-    ]
+    rows = []
+    for number, prompt in enumerate(prompts):
+        tokens = _prompt_tokens(tokenizer, prompt, separated)
+        generator = np.random.default_rng([config.seed, number])
+        rows.append(_Row(number, generator, tokens, config.max_tokens, (0, len(tokens))))
     if not rows:
         return
     with arithmetic(precision, device):
-        lengths = [len(row.prompt) for row in rows]
+        lengths = [len(row.tokens) for row in rows]
         padded = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
         for number, row in enumerate(rows):
-            padded[number, : lengths[number]] = torch.tensor(row.prompt)
+            padded[number, : lengths[number]] = torch.tensor(row.tokens)
         logits, state = _step(model, padded.to(device), model.init_state(len(rows)), lengths)
         last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
     while True:
@@ -109,9 +114,9 @@ def generate(
             return
         if len(going) < len(rows):
             rows, state = [rows[place] for place in going], state.select(going)
-        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
+        newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
         with arithmetic(precision, device):
-            logits, state = _step(model, tokens, state, None)
+            logits, state = _step(model, newest, state, None)
         last = logits[:, -1]
 
 
@@ -156,23 +161,27 @@ def _piece_after(row: _Row, token: int, tokenizer: Tokenizer, config: SamplingCo
     ended = separated and token == tokenizer.end_of_document
     if not ended:
         row.tokens.append(token)
-    ended = ended or len(row.tokens) >= config.max_tokens
-    text = _continuation(row, tokenizer)
-    found = [place for stop in config.stop if (place := text.find(stop)) >= 0]
+        row.left -= 1
+    ended = ended or not row.left
+    row.held += _decoded(row, tokenizer, ended)
+    found = [place for stop in config.stop if (place := row.held.find(stop)) >= 0]
     if found:
-        text, ended = text[: min(found)], True
-    if not ended:
-        # A character may still be incomplete in bytes, and a stop text may have begun.
-        text = text.removesuffix("\ufffd")
-        text = text[: len(text) - _beginning_of_a_stop(text, config.stop)]
-    new = text[len(row.shown) :] if text.startswith(row.shown) else ""
-    row.shown += new
-    return Piece(row.number, new, ended)
+        return Piece(row.number, row.held[: min(found)], True)
+    certain = len(row.held) - (0 if ended else _beginning_of_a_stop(row.held, config.stop))
+    text, row.held = row.held[:certain], row.held[certain:]
+    return Piece(row.number, text, ended)
 
 
-def _continuation(row: _Row, tokenizer: Tokenizer) -> str:
-    """The text after the prompt. The prompt is decoded with it, for the space between the two."""
-    return tokenizer.decode(row.prompt + row.tokens)[len(tokenizer.decode(row.prompt)) :]
+def _decoded(row: _Row, tokenizer: Tokenizer, ended: bool) -> str:
+    """The text that the newest tokens add; nothing while a character still misses bytes."""
+    start, end = row.decoded
+    before, now = tokenizer.decode(row.tokens[start:end]), tokenizer.decode(row.tokens[start:])
+    if now.endswith("\ufffd") and not ended:
+        return ""
+    added = now[len(before) :]
+    # Decoding drops a space at the very start, so what is decoded again must not begin with spaces alone.
+    row.decoded = (end if added.strip() else start, len(row.tokens))
+    return added
 
 
 def _beginning_of_a_stop(text: str, stops: tuple[str, ...]) -> int:

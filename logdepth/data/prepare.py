@@ -1,6 +1,5 @@
 """From a corpus to token stores: census, tokenizer, encoding. What is there already is not made again."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -53,18 +52,25 @@ class Prepared(NamedTuple):
     """Whether its checksums are those of the known edition; None where none is known or the source was not read."""
 
 
-def prepare(config: DataConfig, data_dir: Path | None = None) -> Prepared:
-    """The corpus's tokenizer and token stores, made where they are not in the cache yet."""
+def prepare(config: DataConfig, data_dir: Path | None = None, tokenizer: Tokenizer | None = None) -> Prepared:
+    """The corpus's tokenizer and token stores, made where they are not in the cache yet.
+
+    With a `tokenizer` given, as for evaluating a model on text that is not its own, that one is used, and the corpus
+    need not have a training split.
+    """
     corpus = CORPORA[config.corpus](data_dir, config.paths)
     census = census_of(corpus)
-    tokenizer, tokenizer_folder = trained_tokenizer(corpus, census, config.tokenizer)
+    for split in SPLITS if tokenizer is None else ():
+        if not census[split].bytes:
+            raise UserError(f"corpus '{corpus.name}': its {split} split is empty; it needs more documents or text")
+    if tokenizer is None:
+        tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
     texts = [census[split].sha256 for split in SPLITS]
     key = f"{corpus.name}-{tokenizer.vocab_size}-{key_of([VERSION, texts, tokenizer.hash, corpus.separated])}"
     folder = _folder_of(key)
     if not folder.is_dir():
         with new_folder(folder) as partial:
-            for file in tokenizer_folder.iterdir():
-                shutil.copyfile(file, partial / file.name)
+            (partial / "tokenizer.model").write_bytes(tokenizer.model)
             _encode(corpus, census, tokenizer, partial)
     return open_prepared(key)._replace(known_edition=checksums_are_known(corpus, census))
 

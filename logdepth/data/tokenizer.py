@@ -110,8 +110,8 @@ def pieces(text: str) -> Iterator[str]:
         yield from _cut(line, LONGEST_PIECE)
 
 
-def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -> tuple[Tokenizer, Path]:
-    """The corpus's tokenizer and its folder, trained where there is none yet."""
+def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -> Tokenizer:
+    """The corpus's tokenizer, trained where there is none yet."""
     key = key_of([VERSION, census["train"].sha256, asdict(config)])
     folder = cache_folder() / "tokenizers" / f"{corpus.name}-{config.vocab_size}-{key}"
     if not folder.is_dir():
@@ -131,7 +131,7 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
                 "sentencepiece": sentencepiece.__version__,
             }
             write_json(partial / "tokenizer.json", facts)
-    return Tokenizer.load(folder / "tokenizer.model"), folder
+    return Tokenizer.load(folder / "tokenizer.model")
 
 
 class _Sample:

@@ -1,0 +1,103 @@
+"""`logdepth evaluate`: perplexity of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from logdepth.cli.output import print_json, print_table
+from logdepth.cli.parsing import Switch, parse
+from logdepth.data import CORPORA, DataConfig, TokenStore, prepare
+from logdepth.errors import UserError, did_you_mean
+from logdepth.evaluate import PAPER_CONTEXTS, evaluate
+from logdepth.progress import Progress
+from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
+from logdepth.train import prepared_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand:
+    """Token perplexity, word perplexity and bits per byte of a run, in windows of any context length."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Which text."""
+    contexts: tuple[int, ...] = ()
+    """Tokens in a window, one or more; by default the length that the run was trained at."""
+    grid: Switch = False
+    """The paper's lengths: 32, 160, …, 2,976."""
+    stride: int | None = None
+    """Tokens from window to window; by default windows do not overlap. Only tokens that are new in a window count."""
+    positions: Switch = False
+    """Also the loss at each position of a window; with --json."""
+    corpus: str | None = None
+    """Another corpus than the run's own, in the run's tokens."""
+    paths: tuple[Path, ...] = ()
+    """Files or folders, with --corpus text."""
+    weights: Weights = "best"
+    """Those of the lowest validation loss, or of the last checkpoint."""
+    device: str = "auto"
+    """cpu, cuda, …; auto: a GPU if there is one."""
+    precision: Precision = "auto"
+    """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    data_dir: Path | None = None
+    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    json: Switch = False
+    """Print the results as JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = parse(EvaluateCommand, arguments, "evaluate")
+    device = device_named(command.device)
+    loaded = RunFolder(command.run).load(command.weights, device)
+    store = _store(command, loaded)
+    train = loaded.config.train
+    contexts = PAPER_CONTEXTS if command.grid else command.contexts or (train.context,)
+    for context in contexts:
+        stride = context if command.stride is None else command.stride
+        if context < 1 or not 1 <= stride <= context:
+            raise UserError(
+                f"--contexts must be at least 1 and --stride from 1 to the smallest; got {context} and {stride}"
+            )
+    results = []
+    with Progress(f"evaluating {command.run}", len(contexts) * (len(store) - 1), unit="tokens") as progress:
+        for number, context in enumerate(contexts):
+            before = number * (len(store) - 1)
+            result = evaluate(
+                loaded.model,
+                store,
+                context=context,
+                stride=command.stride,
+                precision=command.precision,
+                reset_at_documents=train.reset_at_documents,
+                on_progress=lambda done, before=before, context=context: progress.update(  # type: ignore[misc]
+                    before + done, f"context {context:,}"
+                ),
+            )
+            results.append(result)
+    if command.json:
+        facts = {"run": str(command.run), "weights": command.weights, "step": loaded.step, "device": str(device)}
+        print_json(facts | {"results": [result.as_dict(command.positions) for result in results]})
+        return 0
+    info = store.info
+    ends = "one stream" if info.separator is None else f"each of {info.documents:,} documents ends with a token"
+    print(f"{info.corpus}, {info.split}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
+    heads = ("context", "stride", "token perplexity", "word perplexity", "bits per byte")
+    rows = [
+        (one.context, one.stride, one.token_perplexity, one.word_perplexity, f"{one.bits_per_byte:.4f}")
+        for one in results
+    ]
+    print_table(heads, rows)
+    return 0
+
+
+def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:
+    if command.corpus is None:
+        return prepared_for(RunFolder(command.run), command.data_dir).stores[command.split]
+    if command.corpus not in CORPORA:
+        raise UserError(f"there is no corpus '{command.corpus}'{did_you_mean(command.corpus, CORPORA)}")
+    data = DataConfig(corpus=command.corpus, paths=command.paths, tokenizer=loaded.config.data.tokenizer)
+    return prepare(data, command.data_dir, loaded.tokenizer).stores[command.split]

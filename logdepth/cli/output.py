@@ -1,0 +1,30 @@
+"""Results on stdout: aligned tables for people, JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns wide enough for what is in them: words to the left, numbers to the right."""
+    cells = [[_shown(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
+    numeric = [all(not isinstance(row[column], str) for row in rows) for column in range(len(heads))]
+    for line in [list(heads), *cells]:
+        padded = [
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numeric, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 1 else f"{cell:,.2f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)

@@ -1,0 +1,66 @@
+"""Flags from dataclasses, by tyro; what it rejects becomes one line."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from logdepth.errors import UserError
+
+Command = TypeVar("Command")
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""A flag that only turns something on."""
+FRAME = "╭─╮│╰╯┌┐└┘├┤━┃ "
+
+
+def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
+    """The command that the arguments ask for, its other fields as in `default` or as its class has them."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: Command = tyro.cli(
+                command,
+                args=list(arguments),
+                prog=f"logdepth {verb}",
+                default=default,
+                config=(tyro.conf.AvoidSubcommands,),
+            )
+            return parsed
+    except ValueError as error:  # a config that refuses its values
+        raise UserError(str(error)) from None
+    except SystemExit as stopped:
+        if stopped.code not in (0, None):
+            raise UserError(_one_line(said.getvalue())) from None
+        sys.stderr.write(said.getvalue())
+        raise
+
+
+def first_word(arguments: Sequence[str]) -> str | None:
+    """The name that comes before all flags, if there is one."""
+    return arguments[0] if arguments and not arguments[0].startswith("-") else None
+
+
+def value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """The value of a flag that must be known before the others can be parsed."""
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.removeprefix(f"{flag}=")
+    return None
+
+
+def _one_line(boxed: str) -> str:
+    """tyro's boxed error: its first part, and the first flag that it thinks was meant."""
+    lines = [line.strip(FRAME) for line in boxed.splitlines()][1:]
+    rule = next((number for number, line in enumerate(lines) if not line), len(lines))
+    message = " ".join(lines[:rule]).strip()
+    message = re.sub(r"^Error parsing (run\.)?", "", message)
+    missing = re.match(r"Missing from [\w ]+: (\S+)", message)
+    message = f"{missing[1]} is missing" if missing else message[:1].lower() + message[1:].rstrip(".")
+    meant = re.search(r"(?:Perhaps you meant|similar).*?(--[\w.-]+)", " ".join(lines[rule:]))
+    return f"{message}; did you mean {meant[1]}?" if meant else f"{message}; --help lists the options"

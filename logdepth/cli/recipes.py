@@ -1,0 +1,49 @@
+"""`logdepth recipes`: what can be trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from logdepth.cli.output import print_json, print_table
+from logdepth.cli.parsing import Switch, parse
+from logdepth.config import to_dict
+from logdepth.recipes import RECIPES
+from logdepth.runs import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesCommand:
+    """List the recipes: the rows of the paper's tables, and small ones for the corpus that is always there."""
+
+    json: Switch = False
+    """Print them as JSON, with their whole configs."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = parse(RecipesCommand, arguments, "recipes")
+    configs = {name: make() for name, make in RECIPES.items()}
+    if command.json:
+        print_json({name: {"parameters": num_parameters(one), "config": to_dict(one)} for name, one in configs.items()})
+        return 0
+    heads = ("recipe", "parameters", "corpus", "vocabulary", "batch", "context", "learning rate")
+    rows = [
+        (
+            name,
+            num_parameters(one),
+            one.data.corpus,
+            one.data.tokenizer.vocab_size,
+            one.train.batch_size,
+            one.train.context,
+            f"{one.train.learning_rate:g}",
+        )
+        for name, one in configs.items()
+    ]
+    print_table(heads, rows)
+    return 0
+
+
+def num_parameters(config: RunConfig) -> int:
+    with torch.device("meta"):
+        model = config.model.build(config.data.tokenizer.vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())

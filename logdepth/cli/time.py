@@ -1,0 +1,101 @@
+"""`logdepth time`: time against context length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from logdepth.cli.output import print_json, print_table
+from logdepth.cli.parsing import Switch, parse
+from logdepth.errors import UserError
+from logdepth.evaluate import PAPER_CONTEXTS
+from logdepth.models import LanguageModel
+from logdepth.progress import Progress
+from logdepth.recipes import RECIPES, recipe
+from logdepth.runs import Precision, RunFolder, device_named
+from logdepth.runs.environment import environment
+from logdepth.timing import Timing, What, time_model
+from logdepth.train import compile_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeCommand:
+    """Milliseconds a batch and tokens a second against context length; medians after warm-up, with quartiles."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|RUN")]
+    """A recipe, whose untrained model is timed, or the folder of a run."""
+    contexts: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    """Tokens in a row."""
+    grid: Switch = False
+    """The paper's lengths: 32, 160, …, 2,976."""
+    batch_size: int | None = None
+    """Rows in a batch, at every length."""
+    batch_tokens: int = 16_384
+    """Tokens in a batch, where no batch size is given."""
+    what: What = "forward"
+    """The forward pass, or forward and backward."""
+    repeats: int = 10
+    """Batches timed at each length."""
+    warmups: int = 3
+    """Batches before them that are not."""
+    compile: Switch = False
+    """torch.compile, as in training."""
+    device: str = "auto"
+    """cpu, cuda, …; auto: a GPU if there is one."""
+    precision: Precision = "auto"
+    """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    json: Switch = False
+    """Print the results as JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = parse(TimeCommand, arguments, "time")
+    contexts = PAPER_CONTEXTS if command.grid else command.contexts
+    if not contexts or min(*contexts, command.batch_size or 1, command.batch_tokens, command.repeats) < 1:
+        raise UserError("--contexts, --batch-size, --batch-tokens and --repeats must be at least 1")
+    device = device_named(command.device)
+    model = _model(command.model, device)
+    if command.compile:
+        compile_model(model)
+    timings: list[Timing] = []
+    with Progress(f"timing {command.model}", len(contexts), unit="lengths") as progress:
+        for timing in time_model(
+            model,
+            contexts,
+            batch_size=command.batch_size,
+            batch_tokens=command.batch_tokens,
+            what=command.what,
+            precision=command.precision,
+            repeats=command.repeats,
+            warmups=command.warmups,
+        ):
+            timings.append(timing)
+            progress.update(len(timings), f"context {timing.context:,}")
+    if command.json:
+        facts = {"model": command.model, "what": command.what, "environment": environment(device)}
+        print_json(facts | {"timings": [timing.as_dict() for timing in timings]})
+        return 0
+    attention = f"; attention: {timings[0].attention}" if timings[0].attention else ""
+    print(f"{command.model}, {command.what}, {environment(device)['device']}{attention}")
+    heads = ("context", "batch", "ms a batch", "lower quartile", "upper quartile", "tokens/s")
+    rows = [
+        (one.context, one.batch_size, one.milliseconds, one.lower_quartile, one.upper_quartile, int(speed))
+        for one in timings
+        if (speed := one.tokens_per_second)
+    ]
+    print_table(heads, rows)
+    return 0
+
+
+def _model(name: str, device: torch.device) -> LanguageModel:
+    if name in RECIPES:
+        config = recipe(name)
+        return config.model.build(config.data.tokenizer.vocab_size).to(device)
+    folder = RunFolder(Path(name))
+    if folder.exists:
+        return folder.load("last", device).model
+    recipe(name)
+    raise AssertionError("unreachable: recipe refuses unknown names")
