@@ -13,6 +13,7 @@ from typing import Any
 from logdepth.errors import UserError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NOT_HERE = {errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
 PARTIAL = ".partial-"
 """How the names begin of what is still being written; nothing that loads ever has such a name."""
 
@@ -74,7 +75,7 @@ def readable_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise UserError(f"no room left to write {path}: free some space and run the same command again") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+        if error.errno in NOT_HERE:
             raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from error
         raise
 

@@ -60,7 +60,9 @@ def _encode(hint: Any, value: Any) -> Any:
         return kind | to_dict(value)
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_encode(None, item) for item in value]
+    return value
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:

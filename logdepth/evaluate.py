@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.data import StoreInfo, TokenStore, document_bounds
+from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
 
@@ -125,7 +126,7 @@ def evaluate(
         raise ValueError(f"context must be at least 1 and stride from 1 to context; got {context} and {stride}")
     info, device = store.info, next(model.parameters()).device
     if len(store) < 2:
-        raise ValueError(f"the {info.split} split of '{info.corpus}' has fewer than two tokens")
+        raise UserError(f"the {info.split} split of '{info.corpus}' has fewer than two tokens; nothing to predict")
     separator = info.separator if reset_at_documents else None
     nats, counts = np.zeros(context), np.zeros(context, dtype=np.int64)
     was_training = model.training

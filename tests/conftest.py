@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from tiny_corpus import write_corpus
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers that share the cores must not each take all of them
@@ -21,3 +23,15 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's is read or written: the cache is the test run's own."""
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("LOGDEPTH_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))

@@ -16,7 +16,12 @@ from logdepth.cli.time import TimeCommand
 from logdepth.cli.train import TrainCommand
 from logdepth.recipes import RECIPES
 
-RecipeName: Any = Literal[tuple(RECIPES)]
+_Recipes: Any = Union[  # noqa: UP007
+    tuple(
+        Annotated[TrainCommand, tyro.conf.subcommand(name, default=TrainCommand(recipe=name, run=make()))]
+        for name, make in RECIPES.items()
+    )
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +33,15 @@ class CompletionCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TrainCommand(TrainCommand):
-    """With the recipes' names, to complete them."""
+class _Train:
+    """Train a recipe: to a shell, each recipe is a command of its own, with the flags of its model."""
 
-    recipe: Annotated[RecipeName, tyro.conf.Positional] = "pydocs-ar-grc"
+    recipe: Annotated[_Recipes, tyro.conf.arg(name="")]
 
 
 COMMANDS: dict[str, Any] = {
     "prepare": PrepareCommand,
-    "train": _TrainCommand,
+    "train": _Train,
     "evaluate": EvaluateCommand,
     "time": TimeCommand,
     "generate": GenerateCommand,
@@ -55,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
             every_verb,
             prog="logdepth",
             args=["--tyro-print-completion", command.shell],
-            config=(tyro.conf.AvoidSubcommands,),
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
         )
     except SystemExit as stopped:
         return int(stopped.code or 0)

@@ -7,7 +7,7 @@ import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from logdepth.errors import UserError
 
@@ -30,7 +30,7 @@ def documents(file: Path) -> Iterator[str]:
         yield from _parquet(file)
         return
     with opened(file) as stream:
-        for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8", newline="\n"), start=1):
+        for number, line in enumerate(stream, start=1):
             if line.strip():
                 yield _text_of(line, f"{file}:{number}")
 
@@ -38,15 +38,15 @@ def documents(file: Path) -> Iterator[str]:
 def lines(file: Path) -> Iterator[str]:
     """The lines of a text file, each with its end, as they are."""
     with opened(file) as stream:
-        yield from io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
+        yield from stream
 
 
 @contextlib.contextmanager
-def opened(file: Path) -> Iterator[BinaryIO]:
-    """The decompressed bytes; what is damaged becomes an error that names the file."""
+def opened(file: Path) -> Iterator[TextIO]:
+    """The decompressed text, line ends as they are; what is damaged becomes an error that names the file."""
     try:
-        with _decompressed(file) as stream:
-            yield stream
+        with _decompressed(file) as stream, io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as text:
+            yield text
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:

@@ -52,7 +52,8 @@ class TokenStore:
         found = file.stat().st_size if file.is_file() else 0
         if found != expected:
             raise UserError(f"{file} has {found:,} bytes instead of {expected:,}; remove {folder} and prepare again")
-        return cls(np.memmap(file, dtype=info.dtype, mode="r"), info)
+        tokens = np.memmap(file, dtype=info.dtype, mode="r") if found else np.zeros(0, dtype=info.dtype)
+        return cls(tokens, info)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -26,7 +26,7 @@ from logdepth.runs.folder import load_weights
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.interrupt import Interrupted, StopRequest
 from logdepth.train.optimizer import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
-from logdepth.train.trackers import open_trackers
+from logdepth.train.trackers import check_trackers, open_trackers
 
 VERSION = 1
 Reason = Literal["all steps done", "no better validation loss"]
@@ -64,6 +64,7 @@ class Trainer:
         self.separator = prepared.stores["train"].info.separator if train.reset_at_documents else None
         if train.reset_at_documents and self.separator is None:
             raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents has no documents")
+        check_trackers(config)
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         self.validate_every = train.evaluate_every or self.batches.steps_per_epoch
         torch.manual_seed(config.seed)

@@ -1,5 +1,6 @@
 """Optional trackers of metrics: TensorBoard and Weights & Biases. metrics.jsonl is written with or without them."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,12 +15,18 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def check_trackers(config: RunConfig) -> None:
+    """An error where a tracker that the config asks for is not installed."""
+    for name in config.train.trackers:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"the tracker {name} is not installed; `pip install 'logdepth[trackers]'`") from None
+
+
 def open_trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
     """The trackers that the config asks for; what was logged after `step` is to be overwritten."""
-    try:
-        return [TRACKERS[name](config, folder, step) for name in config.train.trackers]
-    except ImportError as error:
-        raise UserError(f"a tracker is not installed ({error}); `pip install 'logdepth[trackers]'`") from None
+    return [TRACKERS[name](config, folder, step) for name in config.train.trackers]
 
 
 class _TensorBoard:

@@ -1,0 +1,65 @@
+"""Files are there whole or not at all."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from logdepth.atomic import new_folder, read_json, replacing, write_json
+from logdepth.errors import UserError
+
+
+class Crash(BaseException):
+    """As a signal would be: not an Exception."""
+
+
+def crash_while(writing: AbstractContextManager[Path], write: Callable[[Path], object]) -> None:
+    with writing as partial:
+        write(partial)
+        raise Crash
+
+
+def test_a_file_is_replaced_only_when_its_writer_ends_well(tmp_path: Path) -> None:
+    file = tmp_path / "sub" / "file.txt"
+    with replacing(file) as partial:
+        partial.write_text("first")
+        assert not file.exists()
+    with pytest.raises(Crash):
+        crash_while(replacing(file), lambda partial: partial.write_text("second, cut o"))
+    assert file.read_text() == "first"
+    assert [one.name for one in file.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_appears_only_when_it_is_full(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with pytest.raises(Crash):
+        crash_while(new_folder(folder), lambda partial: (partial / "half").write_text("x"))
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(folder) as partial:
+        (partial / "whole").write_text("x")
+    with new_folder(folder) as partial:  # as if by a second process that was slower
+        (partial / "other").write_text("y")
+    assert [file.name for file in folder.iterdir()] == ["whole"]
+    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+
+def test_json_errors_name_the_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"é": 1})
+    assert read_json(tmp_path / "a.json") == {"é": 1}
+    (tmp_path / "b.json").write_text('{"cut": ')
+    with pytest.raises(UserError, match=r"b\.json is not readable JSON"):
+        read_json(tmp_path / "b.json")
+    with pytest.raises(UserError, match=r"c\.json is not there"):
+        read_json(tmp_path / "c.json")
+
+
+def test_places_that_cannot_be_written_are_user_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/inside: "):
+        write_json(tmp_path / "file" / "inside", 1)
+    with (
+        pytest.raises(UserError, match="something that is not a folder is in its place"),
+        new_folder(tmp_path / "file"),
+    ):
+        pass

@@ -1,0 +1,92 @@
+"""Configs as plain data: there and back, strict about fields and values."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from small_models import SMALL_MODELS
+
+from logdepth.config import from_dict, override, to_dict
+from logdepth.errors import UserError
+from logdepth.recipes import RECIPES
+from logdepth.runs import RunConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    name: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    size: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    one: Inner | Other = Inner()
+    maybe: Inner | None = None
+    numbers: tuple[int, ...] = (1, 2)
+    path: Path = Path("here")
+    rate: float = 0.5
+    flag: bool = False
+    count: int | None = None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Outer(),
+        Outer(one=Other(size=9), maybe=Inner(name="b"), numbers=(), path=Path("/x"), rate=1.0, flag=True, count=4),
+        *(make() for make in RECIPES.values()),
+        *(RunConfig(model=model) for model in SMALL_MODELS.values()),
+    ],
+)
+def test_there_and_back_through_json(config: Any) -> None:
+    assert from_dict(type(config), json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    assert from_dict(Outer, {}) == Outer()
+    assert from_dict(Outer, {"rate": 2}) == Outer(rate=2.0)
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        ({"rates": 1.0}, r"config: unknown field 'rates'; did you mean 'rate'\?"),
+        ({"one": {"kind": "Inner", "nam": "a"}}, r"config.one: unknown field 'nam'; did you mean 'name'\?"),
+        ({"one": {"kind": "Innr"}}, r"config.one.kind: 'Innr' is not known; did you mean 'Inner'\?"),
+        ({"one": {"size": 3}}, "config.one.kind: None is not known"),
+        ({"one": 3}, "config.one: expected a mapping of fields"),
+        ({"maybe": {"name": "c"}}, "config.maybe.name: expected 'a' or 'b'; got 'c'"),
+        ({"numbers": [1, "x"]}, r"config.numbers\[1\]: expected int; got 'x'"),
+        ({"rate": "fast"}, "config.rate: expected float; got 'fast'"),
+        ({"rate": True}, "config.rate: expected float; got True"),
+        ({"flag": 1}, "config.flag: expected bool; got 1"),
+        ({"count": 1.5}, "config.count: expected int or null; got 1.5"),
+        ({"count": True}, "config.count: expected int or null; got True"),
+        ([], "config: expected a mapping of fields of Outer"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(saved: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        from_dict(Outer, saved)
+
+
+def test_values_that_a_config_refuses_are_user_errors() -> None:
+    with pytest.raises(UserError, match=r"run.json.train: epochs must be at least 1; got 0"):
+        from_dict(RunConfig, {"train": {"epochs": 0}}, "run.json")
+
+
+def test_override_changes_what_is_named_and_nothing_else() -> None:
+    config = Outer(maybe=Inner(), rate=0.25)
+    assert override(config, {"maybe": {"name": "b"}}) == dataclasses.replace(config, maybe=Inner(name="b"))
+    assert override(config, {"one": {"kind": "Other", "size": 5}}) == dataclasses.replace(config, one=Other(size=5))
+    assert override(config, {"maybe": None}) == dataclasses.replace(config, maybe=None)
+    with pytest.raises(UserError, match="unknown field 'learning_rat'; did you mean 'learning_rate'"):
+        override(RunConfig(), {"train": {"learning_rat": 1.0}})
+    assert override(RunConfig(), {"train": {"learning_rate": 1.0}}) == RunConfig(train=TrainConfig(learning_rate=1.0))

@@ -1,0 +1,190 @@
+"""Preparation: what is in a store, that it is there whole or not at all, and batches that (seed, step) decide."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_corpus import VOCAB, tiny_data, write_corpus
+
+from logdepth.data import SPLITS, Batches, DataConfig, StoreInfo, TokenStore, document_bounds, open_prepared, prepare
+from logdepth.data.ptb import PTB
+from logdepth.data.store import dtype_for
+from logdepth.errors import UserError
+
+
+def store_of(tokens: list[int], separator: int | None = None) -> TokenStore:
+    """A store without a corpus."""
+    info = StoreInfo(
+        corpus="made",
+        split="train",
+        dtype="<u2",
+        vocab_size=100,
+        tokenizer_hash="",
+        text_sha256="",
+        tokens=len(tokens),
+        documents=1,
+        words=10,
+        line_ends=2,
+        bytes=50,
+        separator=separator,
+    )
+    return TokenStore(np.array(tokens, dtype="<u2"), info)
+
+
+def test_a_store_holds_the_encoded_text_and_its_counts(corpus: Path) -> None:
+    prepared = prepare(tiny_data(corpus))
+    for split in SPLITS:
+        text = (corpus / f"{split}.txt").read_text()
+        store = prepared.stores[split]
+        assert store.tokens.tolist() == [*prepared.tokenizer.encode(text), prepared.tokenizer.end_of_document]
+        info = store.info
+        assert (info.words, info.line_ends, info.bytes) == (len(text.split()), text.count("\n"), len(text.encode()))
+        assert (info.tokens, info.vocab_size, info.documents) == (len(store), VOCAB, 1)
+        assert info.tokenizer_hash == prepared.tokenizer.hash
+    again = prepare(tiny_data(corpus))
+    assert again.key == prepared.key
+    assert open_prepared(prepared.key).stores["test"].info == prepared.stores["test"].info
+
+
+def test_streams_have_no_separators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ptb").mkdir()
+    source = write_corpus(tmp_path / "source")
+    for split in SPLITS:
+        (tmp_path / "ptb" / f"ptb.{split}.txt").write_text((source / f"{split}.txt").read_text())
+    monkeypatch.setattr(PTB, "known", {})
+    config = dataclasses.replace(tiny_data(source), corpus="ptb", paths=())
+    prepared = prepare(config, tmp_path)
+    assert prepared.stores["train"].info.separator is None
+    assert prepared.tokenizer.end_of_document not in prepared.stores["train"].tokens
+    assert prepared.known_edition is None
+
+
+def test_text_can_be_prepared_with_the_tokenizer_of_another(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = prepare(tiny_data(corpus)).tokenizer
+    (tmp_path / "test.txt").write_text("the cat draws my neighbour .\n")
+    other = prepare(tiny_data(tmp_path), tokenizer=tokenizer)
+    assert other.tokenizer.hash == tokenizer.hash
+    assert other.stores["test"].info.words == 6
+    with pytest.raises(UserError, match="its train split is empty"):
+        prepare(tiny_data(tmp_path))
+
+
+def test_changed_text_gives_another_store(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path)
+    first = prepare(tiny_data(folder)).key
+    (folder / "valid.txt").write_text("the cat .\n")
+    assert prepare(tiny_data(folder)).key != first
+
+
+KILLED_WHILE_ENCODING = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tiny_corpus import tiny_data
+from logdepth.data import prepare
+from logdepth.data import tokenizer
+sys.modules["logdepth.data.prepare"].BATCH_CHARACTERS = 2000
+calls = []
+def encode_many(self, texts, num_threads=-1, original=tokenizer.Tokenizer.encode_many):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, texts, num_threads)
+tokenizer.Tokenizer.encode_many = encode_many
+prepare(tiny_data(Path(sys.argv[1])))
+"""
+
+
+def test_killed_preparation_leaves_no_store(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path))
+    command = [sys.executable, "-c", KILLED_WHILE_ENCODING, str(corpus), str(Path(__file__).parent)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    left = [path.name for path in (tmp_path / "stores").iterdir()]
+    assert all(name.startswith(".partial-") for name in left)
+    assert len(left) == 1
+    assert len(prepare(tiny_data(corpus)).stores["train"]) > 1000
+
+
+def test_interrupted_preparation_cleans_up(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["logdepth.data.prepare"], "_encoded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tiny_data(corpus))
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_damaged_stores_are_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path))
+    prepared = prepare(tiny_data(corpus))
+    file = prepared.folder / "valid.bin"
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"valid\.bin has .* bytes instead of .*prepare again"):
+        prepare(tiny_data(corpus))
+    (prepared.folder / "valid.json").write_text('{"corpus": "x"}')
+    with pytest.raises(UserError, match="is not of this version"):
+        TokenStore.open(prepared.folder, "valid")
+    with pytest.raises(UserError, match="make it with `logdepth prepare`"):
+        open_prepared("nothing")
+
+
+def test_numbers_of_tokens_fit_their_dtype() -> None:
+    assert dtype_for(2**16) == "<u2"
+    assert np.array([2**16 - 1], dtype="<u2")[0] == 2**16 - 1
+    assert dtype_for(2**16 + 1) == "<u4"
+
+
+def test_unknown_corpora_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"there is no corpus 'pydoc'; did you mean 'pydocs'\?"):
+        DataConfig(corpus="pydoc")
+
+
+@given(
+    length=st.integers(2, 300),
+    batch_size=st.integers(1, 5),
+    context=st.integers(1, 20),
+    seed=st.integers(0, 2**40),
+)
+def test_an_epoch_visits_each_window_once(length: int, batch_size: int, context: int, seed: int) -> None:
+    store = store_of(list(range(length)))
+    if (length - 1) // context < batch_size:
+        with pytest.raises(UserError, match=f"has {length:,} tokens, fewer than one batch of"):
+            Batches(store, batch_size=batch_size, context=context, seed=seed)
+        return
+    batches = Batches(store, batch_size=batch_size, context=context, seed=seed)
+    starts = []
+    for step in range(batches.steps_per_epoch):
+        batch = batches.at(step)
+        assert batch.shape == (batch_size, context + 1)
+        assert (np.diff(batch, axis=1) == 1).all()
+        starts += batch[:, 0].tolist()
+    assert len(set(starts)) == len(starts)
+    assert all(start % context == 0 for start in starts)
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    store = store_of(list(range(1000)))
+
+    def batches(seed: int) -> Batches:
+        return Batches(store, batch_size=4, context=10, seed=seed)
+
+    one, other = batches(1), batches(1)
+    for step in (30, 7, 0, 100, 7):
+        assert (one.at(step) == other.at(step)).all()
+    assert (batches(2).at(7) != one.at(7)).any()
+    assert (one.at(7) != one.at(7 + one.steps_per_epoch)).any()
+
+
+def test_documents_end_with_separators_and_rows() -> None:
+    inputs = np.array([[5, 2, 6, 7], [2, 2, 8, 2]])
+    assert document_bounds(inputs, 2) == [0, 2, 4, 5, 6, 8]
+    assert inputs.tolist() == [[5, 2, 6, 7], [2, 2, 8, 2]]
