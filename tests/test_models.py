@@ -194,7 +194,7 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
         (lambda: dataclasses.replace(TRANSFORMER, num_heads=3), "embed_width 16 does not divide into 3 heads"),
         (lambda: dataclasses.replace(TRANSFORMER, num_layers=0), "at least 1"),
         (lambda: dataclasses.replace(SCAN, depth=0), "at least 1"),
-        (lambda: dataclasses.replace(SCAN, operator=GRCConfig(width=7)).build(VOCAB), "must be even; got 7"),
+        (lambda: dataclasses.replace(SCAN, operator=GRCConfig(width=7)), "must be even; got 7"),
         (lambda: TRANSFORMER.build(VOCAB)(random_tokens(4), cu_seqlens=[0, 5]), "rise from 0 to the 4 packed tokens"),
         (
             lambda: (model := TRANSFORMER.build(VOCAB)).step(random_tokens(1, 4), model.init_state(1), lengths=[5]),

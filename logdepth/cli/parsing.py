@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from logdepth.errors import UserError
 Command = TypeVar("Command")
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that only turns something on."""
-FRAME = "╭─╮│╰╯┌┐└┘├┤━┃ "
+RULE = re.compile(r"[-+─╭╮╰╯ ]*")
+"""A line of a box that holds no text."""
 
 
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
@@ -56,11 +58,12 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
 
 def _one_line(boxed: str) -> str:
     """tyro's boxed error: its first part, and the first flag that it thinks was meant."""
-    lines = [line.strip(FRAME) for line in boxed.splitlines()][1:]
-    rule = next((number for number, line in enumerate(lines) if not line), len(lines))
-    message = " ".join(lines[:rule]).strip()
+    lines = [line.strip(" │|") for line in boxed.splitlines()]
+    parts = [list(group) for is_rule, group in itertools.groupby(lines[1:], RULE.fullmatch) if not is_rule]
+    message = " ".join(parts[0]).strip() if parts else "these arguments cannot be used"
     message = re.sub(r"^Error parsing (run\.)?", "", message)
     missing = re.match(r"Missing from [\w ]+: (\S+)", message)
     message = f"{missing[1]} is missing" if missing else message[:1].lower() + message[1:].rstrip(".")
-    meant = re.search(r"(?:Perhaps you meant|similar).*?(--[\w.-]+)", " ".join(lines[rule:]))
-    return f"{message}; did you mean {meant[1]}?" if meant else f"{message}; --help lists the options"
+    suggestions = " ".join(line for part in parts[1:] if part[0].startswith("Perhaps you meant") for line in part)
+    meant = re.search(r"--[\w.-]+", suggestions)
+    return f"{message}; did you mean {meant[0]}?" if meant else f"{message}; --help lists the options"

@@ -17,8 +17,6 @@ class EmbeddingNet(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        if width % 2:
-            raise ValueError(f"the post-embedding net halves the width, so it must be even; got {width}")
         self.stem = _normed_linear(width, width)
         self.blocks = nn.Sequential(
             _Residual(width, width, width),

@@ -61,6 +61,10 @@ class ScanLMConfig:
     def __post_init__(self) -> None:
         if min(self.embed_width, self.depth, self.operator.width) < 1:
             raise ValueError("embed_width, depth and operator.width must be at least 1")
+        if self.embedding_net and self.operator.width % 2:
+            raise ValueError(
+                f"the post-embedding net halves operator.width, which must be even; got {self.operator.width}"
+            )
 
     @property
     def width(self) -> int:

@@ -1,0 +1,244 @@
+"""The command line as people and programs meet it: one line and exit code 2 for every mistake, JSON where asked."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_corpus import VOCAB
+
+import logdepth
+from logdepth.cli import VERBS, main
+from logdepth.progress import Progress, in_words
+from logdepth.recipes import RECIPES, recipe
+from logdepth.runs import RunFolder
+
+TINY = (
+    f"--data.corpus text --data.tokenizer.vocab-size {VOCAB} --model.embed-width 16 --model.operator.width 16 "
+    "--train.max-steps 12 --train.evaluate-every 6 --train.batch-size 4 --train.context 16 --train.device cpu"
+).split()
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOGDEPTH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        assert main(["train", "pydocs-ar-grc", *TINY, "--data.paths", str(corpus), "--out", str(out)]) == 0
+    return out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The JSON that a verb prints."""
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a verb refuses."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("logdepth ")
+    return line
+
+
+def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"logdepth {logdepth.__version__}"
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {verb}" in overview for verb in VERBS)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, "--help"])
+    assert not stopped.value.code
+    assert f"usage: logdepth {verb}" in capsys.readouterr().out
+
+
+def test_help_of_train_has_the_fields_of_its_configs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "wikitext2-transformer-alibi", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--model.num-heads INT Attention heads; they share the width evenly. (default: 16)" in text
+    assert "--train.warmup-steps INT" in text
+    assert "(default: 300)" in text
+
+
+def test_recipes_are_listed_with_parameter_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(RECIPES)
+    assert "16,587,264" in next(line for line in lines if line.startswith("wikitext2-ar-grc"))
+    listed = answer(capsys, "recipes")
+    assert listed["openwebtext2-transformer-alibi"]["parameters"] == 95_104_512
+    assert listed["ptb-ar-grc"]["config"]["data"]["tokenizer"]["vocab_size"] == 1500
+
+
+def test_recipes_are_the_papers_rows() -> None:
+    models = ("ar-grc", "ar-mlp-ldru", "transformer-alibi", "transformer-sinusoidal")
+    corpora = ("pydocs", "ptb", "wikitext2", "openwebtext2", "webmix")
+    assert set(RECIPES) == {f"{corpus}-{model}" for corpus in corpora for model in models}
+    for name in RECIPES:
+        config = recipe(name)
+        assert config.data.corpus == name.split("-")[0]
+        if not name.startswith("pydocs"):
+            assert (config.train.batch_size, config.train.context, config.train.clip) == (32, 512, 1.0)
+    assert recipe("wikitext2-ar-grc").train.warmup_steps == 300
+    assert recipe("openwebtext2-ar-grc").train.learning_rate == 5e-4
+    assert recipe("webmix-transformer-sinusoidal").train.learning_rate == 2e-4
+    assert recipe("wikitext2-transformer-alibi").model.dropout == 0.3
+
+
+def test_prepare_reports_counts(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data.paths", str(corpus), "--data.tokenizer.vocab-size", str(VOCAB)]
+    report = answer(capsys, "prepare", "text", *flags)
+    text = (corpus / "train.txt").read_text()
+    assert report["splits"]["train"]["words"] == len(text.split())
+    assert report["splits"]["train"]["bytes"] == len(text)
+    assert Path(report["folder"]).is_dir()
+    assert main(["prepare", "text", *flags]) == 0
+    table = capsys.readouterr().out
+    assert f"{len(text.split()) + 400:,}" in table  # with line ends
+    assert "checksums" not in table
+
+
+def test_train_and_everything_after_it(
+    trained: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert RunFolder(trained).config().train.max_steps == 12
+    result = answer(capsys, "evaluate", str(trained), "--device", "cpu")["results"][0]
+    assert result["bytes"] == len((corpus / "test.txt").read_text())
+    assert result["context"] == 16
+    assert result["token_perplexity"] == pytest.approx(math.exp(result["nats"] / result["tokens"]))
+    several = answer(capsys, "evaluate", str(trained), "--contexts", "8", "32", "--stride", "4", "--positions")
+    assert [(one["context"], one["stride"]) for one in several["results"]] == [(8, 4), (32, 4)]
+    assert len(several["results"][1]["position_loss"]) == 32
+    assert len(answer(capsys, "evaluate", str(trained), "--grid", "--split", "valid")["results"]) == 24
+    (tmp_path / "test.txt").write_text("the cat draws my neighbour .\n")
+    other = answer(capsys, "evaluate", str(trained), "--corpus", "text", "--paths", str(tmp_path))
+    assert other["results"][0]["words"] == 7
+    assert main(["evaluate", str(trained), "--weights", "last"]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+
+    made = answer(capsys, "generate", str(trained), "--prompt", "the cat", "my", "--max-tokens", "5")
+    assert [one["prompt"] for one in made] == ["the cat", "my"]
+    again = answer(capsys, "generate", str(trained), "--prompt", "the cat", "my", "--max-tokens", "5")
+    assert made == again
+    assert main(["generate", str(trained), "--prompt", "the cat", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "the cat" + made[0]["text"] + "\n"
+
+    times = answer(capsys, "time", str(trained), "--contexts", "16", "--batch-size", "2", "--repeats", "2")
+    assert times["timings"][0]["batch_size"] == 2
+    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
+    times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
+    assert "SDPA" in times["timings"][0]["attention"]
+
+
+def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"train": {"learning_rate": 0.5, "clip": 2.0}, "model": {"operator": {"width": 16}}}))
+    flags = [flag for flag in TINY if flag not in ("--model.operator.width",)]
+    flags.remove("16")
+    out = tmp_path / "run"
+    where = ["--data.paths", str(corpus), "--out", str(out)]
+    report = answer(
+        capsys, "train", "pydocs-ar-grc", "--config", str(file), *flags, *where, "--train.clip", "3", "--model.no-tied"
+    )
+    assert report["finished"] == "all steps done"
+    config = RunFolder(out).config()
+    assert (config.train.learning_rate, config.train.clip, config.model.operator.width) == (0.5, 3.0, 16)
+    assert not config.model.tied
+    file.write_text('{"train": {"learnin_rate": 1}}')
+    line = refused(capsys, "train", "pydocs-ar-grc", "--config", str(file))
+    assert line.endswith("best.json.train: unknown field 'learnin_rate'; did you mean 'learning_rate'?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("trian", "there is no verb 'trian'; did you mean 'train'?"),
+        ("train", "which recipe? `logdepth recipes` lists them"),
+        ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
+        ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
+        ("train pydocs-ar-grc --train.epochs many", "--train.epochs: invalid literal for int()"),
+        ("train pydocs-ar-grc --train.epochs 0", "epochs must be at least 1; got 0"),
+        ("train pydocs-ar-grc --model.post-merge both", "invalid choice 'both'"),
+        ("train pydocs-ar-grc --model.depth 0", "must be at least 1"),
+        ("train pydocs-ar-grc --data.corpus pydoc", "there is no corpus 'pydoc'; did you mean 'pydocs'?"),
+        ("train pydocs-ar-grc --data.corpus text", "needs --data.paths"),
+        ("train pydocs-ar-grc --data.corpus text --data.paths /nowhere", "/nowhere is not there"),
+        ("train pydocs-ar-grc --train.device cuda:99", "device 'cuda:99' cannot be used here"),
+        ("train pydocs-ar-grc --train.device gpu", "device 'gpu' cannot be used here"),
+        ("train pydocs-ar-grc --config /nowhere.json", "/nowhere.json is not there"),
+        ("train pydocs-ar-grc --train.context 600000", "fewer than one batch of 16 × 600000 + 1"),
+        ("train pydocs-ar-grc --data.tokenizer.vocab-size 900000", "--data.tokenizer.vocab-size to at most"),
+        ("train pydocs-transformer-alibi --model.num-heads 3", "does not divide into 3 heads"),
+        ("train pydocs-ar-grc --model.operator.width 15", "must be even; got 15"),
+        ("train ptb-ar-grc", "none is set: give --data-dir or LOGDEPTH_DATA"),
+        ("train ptb-ar-grc --data-dir /nowhere", "the data folder /nowhere is not there"),
+        ("train --resume /nowhere", "/nowhere holds no run"),
+        ("train --resume /nowhere --train.epochs 3", "unrecognized options: --train.epochs"),
+        ("evaluate", "RUN is missing"),
+        ("evaluate /nowhere", "/nowhere holds no run"),
+        ("evaluate {run} --contexts 0", "--contexts must be at least 1"),
+        ("evaluate {run} --contexts 8 --stride 9", "--stride from 1 to the smallest; got 8 and 9"),
+        ("evaluate {run} --stride 0", "--stride from 1 to the smallest"),
+        ("evaluate {run} --split dev", "invalid choice 'dev'"),
+        ("evaluate {run} --corpus ptbb", "there is no corpus 'ptbb'; did you mean 'ptb'?"),
+        ("generate /nowhere", "/nowhere holds no run"),
+        ("generate {run} --top-p 2", "top_p must be above 0 and at most 1; got 2.0"),
+        ("generate {run} --max-tokens 0", "max_tokens must be at least 1; got 0"),
+        ("time pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
+        ("time pydocs-ar-grc --contexts 0", "must be at least 1"),
+        ("prepare ptbb", "there is no corpus or recipe 'ptbb'; did you mean 'ptb'?"),
+        ("prepare text", "needs --data.paths"),
+        ("completion csh", "invalid choice 'csh'"),
+        ("recipes --jsn", "unrecognized options: --jsn"),
+        ("check --fast", "unrecognized options: --fast"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: str, says: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capsys, *arguments.replace("{run}", str(trained)).split())
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_a_mistake_in_a_real_process_has_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "logdepth", "evaluate", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"logdepth evaluate: {tmp_path} holds no run: there is no config.json in it\n"
+
+
+def test_completion_scripts_know_recipes_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh"):
+        assert main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert "webmix-transformer-sinusoidal" in script
+        assert "--train.learning-rate" in script
+
+
+def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdepth.progress.PLAIN_SECONDS", 0.0)
+    with Progress("working", 10, unit="steps", done=2) as progress:
+        progress.update(4, "loss 3.5")
+        progress.say("a line that stays")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("working: 4/10 steps, loss 3.5, ")
+    assert lines[0].endswith(" left")
+    assert lines[1] == "a line that stays"
+    assert [in_words(seconds) for seconds in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]

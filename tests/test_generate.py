@@ -1,0 +1,151 @@
+"""Generation: the same text in any batch and from any split, sampling as it says, text that arrives whole."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import SMALL_MODELS
+from tiny_corpus import tiny_data
+
+from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
+from logdepth.errors import UserError
+from logdepth.generate import SamplingConfig, _beginning_of_a_stop, _choose, generate
+from logdepth.models import LanguageModel
+
+PROMPTS = ["the cat", "", "a small dog remembers every", "my"]
+every_model = pytest.mark.parametrize("name", SMALL_MODELS)
+
+
+@pytest.fixture
+def tokenizer(corpus: Path) -> Tokenizer:
+    return prepare(tiny_data(corpus)).tokenizer
+
+
+def texts(
+    model: LanguageModel, tokenizer: Tokenizer, prompts: list[str], config: SamplingConfig, separated: bool = True
+) -> list[str]:
+    found, ended = [""] * len(prompts), Counter[int]()
+    for piece in generate(model, tokenizer, prompts, config, separated=separated):
+        assert not ended[piece.row]
+        found[piece.row] += piece.text
+        ended[piece.row] += piece.last
+    assert ended == dict.fromkeys(range(len(prompts)), 1)
+    return found
+
+
+def built(name: str, tokenizer: Tokenizer) -> LanguageModel:
+    torch.manual_seed(0)
+    return SMALL_MODELS[name].build(tokenizer.vocab_size).double()
+
+
+@every_model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_gets_the_same_text_in_any_batch(name: str, temperature: float, tokenizer: Tokenizer) -> None:
+    model, config = built(name, tokenizer), SamplingConfig(max_tokens=12, temperature=temperature, top_k=20)
+    together = texts(model, tokenizer, PROMPTS, config)
+    for number in range(len(PROMPTS)):
+        assert texts(model, tokenizer, PROMPTS[: number + 1], config)[number] == together[number]
+
+
+@every_model
+def test_greedy_text_is_what_the_whole_forward_pass_says(name: str, tokenizer: Tokenizer) -> None:
+    model = built(name, tokenizer).eval()
+    text = texts(model, tokenizer, ["the cat"], SamplingConfig(max_tokens=9, temperature=0.0), separated=False)[0]
+    tokens = tokenizer.encode("the cat")
+    for _ in range(9):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    assert text == tokenizer.decode(tokens).removeprefix("the cat")
+
+
+def test_the_end_of_a_document_ends_a_text(tokenizer: Tokenizer) -> None:
+    model = built("ar-grc", tokenizer)
+    with torch.no_grad():  # a head that always wants the end
+        model.embedding.weight.zero_()
+        model.layers[0].out_of_state.bias.fill_(1.0)
+        model.embedding.weight[tokenizer.end_of_document] = 1.0
+    config = SamplingConfig(max_tokens=5, temperature=0.0)
+    assert texts(model, tokenizer, PROMPTS, config) == [""] * 4
+    assert list(generate(model, tokenizer, [], config)) == []
+
+
+def test_models_of_one_stream_need_a_prompt(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="cannot start from nothing; give a --prompt"):
+        list(generate(built("ar-grc", tokenizer), tokenizer, [""], SamplingConfig(), separated=False))
+
+
+def test_stop_texts_end_a_row_and_are_left_out(tokenizer: Tokenizer) -> None:
+    model, config = built("ar-grc", tokenizer), SamplingConfig(max_tokens=40, seed=1)
+    whole = texts(model, tokenizer, ["the cat"], config, separated=False)[0]
+    stop = whole[15:18]
+    config = dataclasses.replace(config, stop=(stop, "never"))
+    stopped = texts(model, tokenizer, ["the cat"], config, separated=False)[0]
+    assert stopped == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "sinusoidal"])
+def test_pieces_join_to_the_decoded_text_also_in_bytes(name: str, corpus: Path) -> None:
+    """Random tokens of a byte-level vocabulary: spaces, line breaks and broken characters in every order."""
+    lossless = TokenizerConfig(vocab_size=400, lossless=True)
+    tokenizer = prepare(DataConfig(corpus="text", paths=(corpus,), tokenizer=lossless)).tokenizer
+    model = built(name, tokenizer)
+    config = SamplingConfig(max_tokens=300, temperature=50.0)
+    text = texts(model, tokenizer, ["the cat"], config, separated=False)[0]
+    generator = np.random.default_rng([0, 0])
+    tokens = tokenizer.encode("the cat")
+    state = model.eval().init_state(1)
+    with torch.inference_mode():
+        logits, state = model.step(torch.tensor([tokens]), state)
+        for _ in range(300):
+            tokens.append(_choose(logits[0, -1].double().numpy(), config, generator))
+            logits, state = model.step(torch.tensor([tokens[-1:]]), state)
+    assert text == tokenizer.decode(tokens).removeprefix("the cat")
+
+
+SCORES = np.log([0.5, 0.1, 0.25, 0.15])
+
+
+def frequencies(config: SamplingConfig, count: int = 4000) -> list[float]:
+    generator = np.random.default_rng(0)
+    found = Counter(_choose(SCORES, config, generator) for _ in range(count))
+    return [found[token] / count for token in range(4)]
+
+
+def test_sampling_is_what_it_says() -> None:
+    assert frequencies(SamplingConfig()) == pytest.approx([0.5, 0.1, 0.25, 0.15], abs=0.03)
+    assert frequencies(SamplingConfig(top_k=2)) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.03)
+    assert frequencies(SamplingConfig(top_k=99)) == pytest.approx([0.5, 0.1, 0.25, 0.15], abs=0.03)
+    assert frequencies(SamplingConfig(top_p=0.7)) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.03)
+    assert frequencies(SamplingConfig(top_p=0.8)) == pytest.approx([0.5 / 0.9, 0, 0.25 / 0.9, 0.15 / 0.9], abs=0.03)
+    assert frequencies(SamplingConfig(top_p=0.01)) == [1, 0, 0, 0]
+    assert frequencies(SamplingConfig(temperature=0.0)) == [1, 0, 0, 0]
+    squared = np.array([0.25, 0.01, 0.0625, 0.0225])
+    assert frequencies(SamplingConfig(temperature=0.5)) == pytest.approx((squared / squared.sum()).tolist(), abs=0.03)
+
+
+@given(text=st.text("abc", max_size=8), stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_what_may_become_a_stop_is_held_back(text: str, stops: list[str]) -> None:
+    held = _beginning_of_a_stop(text, tuple(stops))
+    proper = [length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+    assert held == max(proper, default=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"stop": ("",)},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        SamplingConfig(**wrong)
