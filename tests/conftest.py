@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from tiny_corpus import write_corpus
+
+from tests.tiny_corpus import write_corpus
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers that share the cores must not each take all of them

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_corpus import VOCAB
 
 import logdepth
 from logdepth.cli import VERBS, main
 from logdepth.progress import Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunFolder
+from tests.tiny_corpus import VOCAB
 
 TINY = (
     f"--data.corpus text --data.tokenizer.vocab-size {VOCAB} --model.embed-width 16 --model.operator.width 16 "

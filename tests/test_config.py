@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from small_models import SMALL_MODELS
 
 from logdepth.config import from_dict, override, to_dict
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES
 from logdepth.runs import RunConfig, TrainConfig
+from tests.small_models import SMALL_MODELS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_corpus import sentences
 
 from logdepth.data import CORPORA, SPLITS
 from logdepth.data.census import census_of
@@ -20,6 +19,7 @@ from logdepth.data.passages import Passage, split_by_hash
 from logdepth.data.ptb import PTB
 from logdepth.data.text import Text
 from logdepth.errors import UserError
+from tests.tiny_corpus import sentences
 
 
 def write_jsonl(file: Path, texts: list[str], opener: Callable[..., Any] = open) -> None:

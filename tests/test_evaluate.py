@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import SMALL_MODELS, VOCAB
-from test_prepare import store_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth import evaluate as module
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
+from tests.small_models import SMALL_MODELS, VOCAB
+from tests.tiny_corpus import store_of
 
 TOKENS = torch.randint(VOCAB, (501,), generator=torch.Generator().manual_seed(3)).tolist()
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import SMALL_MODELS
-from tiny_corpus import tiny_data
 
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
 from logdepth.errors import UserError
 from logdepth.generate import SamplingConfig, _beginning_of_a_stop, _choose, generate
 from logdepth.models import LanguageModel
+from tests.small_models import SMALL_MODELS
+from tests.tiny_corpus import tiny_data
 
 PROMPTS = ["the cat", "", "a small dog remembers every", "my"]
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)

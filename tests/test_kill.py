@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from test_train import same_files
-from tiny_corpus import VOCAB
+
+from tests.run_folders import same_files
+from tests.tiny_corpus import VOCAB
 
 STEPS = 60
 FLAGS = (

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB, num_parameters
 from torch import Tensor
 from torch.nn import functional as F
-from toy import boundaries
 
 from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig
 from logdepth.models.attention import alibi_slopes, causal_attention, continued_attention
 from logdepth.operators import GRCConfig, MLPLDRUConfig
+from tests.small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB, num_parameters
+from tests.toy import boundaries
 
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)
 

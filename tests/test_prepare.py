@@ -10,31 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_corpus import VOCAB, tiny_data, write_corpus
 
-from logdepth.data import SPLITS, Batches, DataConfig, StoreInfo, TokenStore, document_bounds, open_prepared, prepare
+from logdepth.data import SPLITS, Batches, DataConfig, TokenStore, document_bounds, open_prepared, prepare
 from logdepth.data.ptb import PTB
 from logdepth.data.store import dtype_for
 from logdepth.errors import UserError
-
-
-def store_of(tokens: list[int], separator: int | None = None) -> TokenStore:
-    """A store without a corpus."""
-    info = StoreInfo(
-        corpus="made",
-        split="train",
-        dtype="<u2",
-        vocab_size=100,
-        tokenizer_hash="",
-        text_sha256="",
-        tokens=len(tokens),
-        documents=1,
-        words=10,
-        line_ends=2,
-        bytes=50,
-        separator=separator,
-    )
-    return TokenStore(np.array(tokens, dtype="<u2"), info)
+from tests.tiny_corpus import VOCAB, store_of, tiny_data, write_corpus
 
 
 def test_a_store_holds_the_encoded_text_and_its_counts(corpus: Path) -> None:
@@ -86,7 +67,7 @@ KILLED_WHILE_ENCODING = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tiny_corpus import tiny_data
+from tests.tiny_corpus import tiny_data
 from logdepth.data import prepare
 from logdepth.data import tokenizer
 sys.modules["logdepth.data.prepare"].BATCH_CHARACTERS = 2000
@@ -103,7 +84,7 @@ prepare(tiny_data(Path(sys.argv[1])))
 
 def test_killed_preparation_leaves_no_store(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path))
-    command = [sys.executable, "-c", KILLED_WHILE_ENCODING, str(corpus), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILLED_WHILE_ENCODING, str(corpus), str(Path(__file__).parent.parent)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     left = [path.name for path in (tmp_path / "stores").iterdir()]
     assert all(name.startswith(".partial-") for name in left)

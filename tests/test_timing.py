@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from small_models import SMALL_MODELS, VOCAB
 
 from logdepth.timing import time_model
+from tests.small_models import SMALL_MODELS, VOCAB
 
 
 @pytest.mark.parametrize("name", ["ar-grc", "alibi", "sinusoidal"])

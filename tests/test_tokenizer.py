@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 from logdepth.data import DataConfig, TokenizerConfig, prepare
 from logdepth.data.census import census_of
 from logdepth.data.text import Text
 from logdepth.data.tokenizer import LONGEST_LINE, LONGEST_PIECE, Tokenizer, _cut, pieces, trained_tokenizer
 from logdepth.errors import UserError
+from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 PARTS = ("the cat", " ", "  ", "\n", "\n\n", "sees", ".", "é", "中", "\t", "\r\n", "\x85", "\u2028", "ﬁ", "x" * 9)
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)

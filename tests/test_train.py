@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import SCAN, SMALL_MODELS
-from tiny_corpus import tiny_data
 from torch import nn
 
 from logdepth.errors import UserError
@@ -22,6 +20,9 @@ from logdepth.runs import RunConfig, RunFolder, TrainConfig
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train import Interrupted, Trainer, resume, train
 from logdepth.train.optimizer import build_optimizer, learning_rate
+from tests.run_folders import measured, same_files
+from tests.small_models import SCAN, SMALL_MODELS
+from tests.tiny_corpus import tiny_data
 
 TRAIN = TrainConfig(
     learning_rate=1e-2, max_steps=24, evaluate_every=8, batch_size=8, context=16, log_every=4, device="cpu"
@@ -30,21 +31,6 @@ TRAIN = TrainConfig(
 
 def run_config(corpus: Path, model: ModelConfig = SCAN, **changes: Any) -> RunConfig:
     return RunConfig(data=tiny_data(corpus), model=model, train=dataclasses.replace(TRAIN, **changes))
-
-
-def same_files(one: Path, other: Path) -> None:
-    """Two runs ended in the same bits."""
-    for name in ("best", "last", "checkpoint"):
-        left, right = (load_file(folder / f"{name}.safetensors") for folder in (one, other))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), name
-    assert measured(one) == measured(other)
-
-
-def measured(folder: Path) -> list[dict[str, Any]]:
-    """The metrics, without what a clock said."""
-    lines = RunFolder(folder).read_metrics()
-    return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)

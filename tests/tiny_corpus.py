@@ -3,7 +3,9 @@
 import random
 from pathlib import Path
 
-from logdepth.data import DataConfig, TokenizerConfig
+import numpy as np
+
+from logdepth.data import DataConfig, StoreInfo, TokenizerConfig, TokenStore
 
 SUBJECTS = ("the cat", "a small dog", "every bird", "my neighbour", "the old clock")
 VERBS = ("sees", "follows", "remembers", "draws")
@@ -30,3 +32,22 @@ def write_corpus(folder: Path, count: int = 400) -> Path:
 def tiny_data(folder: Path, **settings: object) -> DataConfig:
     tokenizer = TokenizerConfig(vocab_size=VOCAB, **settings)
     return DataConfig(corpus="text", paths=(folder,), tokenizer=tokenizer)
+
+
+def store_of(tokens: list[int], separator: int | None = None) -> TokenStore:
+    """A store without a corpus."""
+    info = StoreInfo(
+        corpus="made",
+        split="train",
+        dtype="<u2",
+        vocab_size=100,
+        tokenizer_hash="",
+        text_sha256="",
+        tokens=len(tokens),
+        documents=1,
+        words=10,
+        line_ends=2,
+        bytes=50,
+        separator=separator,
+    )
+    return TokenStore(np.array(tokens, dtype="<u2"), info)

@@ -86,7 +86,7 @@ def _flex_alibi(queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor) -
 def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)
 
 
 @functools.lru_cache(maxsize=64)

@@ -109,24 +109,36 @@ class Trainer:
     def _step(self) -> None:
         train, step = self.config.train, self.standing.step
         rate = learning_rate(train, step, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        torch.manual_seed(_seed_of(self.config.seed, step))  # dropout too depends on the step alone
-        windows = torch.from_numpy(self.batches.at(step))
-        if self.device.type == "cuda":
-            windows = windows.pin_memory().to(self.device, non_blocking=True)
-        loss = torch.zeros((), device=self.device)
-        for part in torch.split(windows, train.micro_batch or train.batch_size):
-            part_loss = self._loss(part) * (len(part) / len(windows))
-            torch.autograd.backward(part_loss)
-            loss += part_loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        windows = self._windows(step)
+        loss = self._gradients(windows)
+        norm = self._update(rate)
         self.standing.step = step + 1
         self.unseen.append((step + 1, loss, norm))
         if (step + 1) % train.log_every == 0:
             self._log(rate)
+
+    def _windows(self, step: int) -> Tensor:
+        windows = torch.from_numpy(self.batches.at(step))
+        return windows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else windows
+
+    def _gradients(self, windows: Tensor) -> Tensor:
+        """Adds up the gradients of a step's micro-batches; returns its loss."""
+        torch.manual_seed(_seed_of(self.config.seed, self.standing.step))  # dropout too depends on the step alone
+        loss = torch.zeros((), device=self.device)
+        for part in torch.split(windows, self.config.train.micro_batch or len(windows)):
+            part_loss = self._loss(part) * (len(part) / len(windows))
+            torch.autograd.backward(part_loss)
+            loss += part_loss.detach()
+        return loss
+
+    def _update(self, rate: float) -> Tensor:
+        """Changes the weights; returns the norm of the gradient before it was clipped."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _loss(self, windows: Tensor) -> Tensor:
         inputs, targets = windows[:, :-1], windows[:, 1:]

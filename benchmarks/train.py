@@ -1,0 +1,164 @@
+"""Tokens a second of every model in training, and the share of a step that is not spent in the model.
+
+    python benchmarks/train.py                   # two CPU threads: pydocs recipes, and WikiText-2's at batch 4
+    python benchmarks/train.py --device cuda     # WikiText-2's recipes as they are, and OpenWebText2's
+
+It runs the real training loop, logging and all, on random tokens in a real token store. The model's share is forward,
+backward, clipping and AdamW, each awaited on the device; what is left (drawing batches, copying them, metrics,
+progress) is the share that is not the model's. Waiting at each boundary makes that share larger than it is on a GPU,
+where data and model overlap. A checkpoint's time is reported beside it. The bar for the share is 3 %.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
+
+from logdepth.data import Prepared, StoreInfo, TokenStore
+from logdepth.models import Transformer
+from logdepth.recipes import RECIPES, recipe
+from logdepth.runs import RunConfig, RunFolder, arithmetic, device_named
+from logdepth.runs.environment import environment
+from logdepth.train import Trainer
+
+BAR = 0.03
+TOKENS = {"train": 2_000_000, "valid": 2_000, "test": 2_000}
+
+
+class TimedTrainer(Trainer):
+    """The training loop with a clock at the boundaries of the model."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.step_seconds: list[float] = []
+        self.model_seconds: list[float] = []
+        self.checkpoint_seconds = 0.0
+
+    def _step(self) -> None:
+        self.in_model = 0.0
+        start = self._now()
+        super()._step()
+        self.step_seconds.append(self._now() - start)
+        self.model_seconds.append(self.in_model)
+
+    def _gradients(self, windows: Tensor) -> Tensor:
+        start = self._now()
+        loss = super()._gradients(windows)
+        self.in_model += self._now() - start
+        return loss
+
+    def _update(self, rate: float) -> Tensor:
+        start = self._now()
+        norm = super()._update(rate)
+        self.in_model += self._now() - start
+        return norm
+
+    def _save(self) -> None:
+        start = self._now()
+        super()._save()
+        self.checkpoint_seconds = self._now() - start
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def random_stores(folder: Path, vocab_size: int) -> Prepared:
+    """Token stores of random numbers, memory-mapped as real ones are."""
+    stores = {}
+    for split, count in TOKENS.items():
+        tokens = np.random.default_rng(0).integers(vocab_size, size=count).astype("<u2")
+        tokens.tofile(folder / f"{split}.bin")
+        facts = dict.fromkeys(("documents", "words", "line_ends", "bytes"), 1)
+        info = StoreInfo(
+            corpus="random", split=split, dtype="<u2", vocab_size=vocab_size, tokenizer_hash="", text_sha256="",
+            tokens=count, separator=None, **facts,
+        )  # fmt: skip
+        stores[split] = TokenStore(np.memmap(folder / f"{split}.bin", dtype="<u2", mode="r"), info)
+    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b""), stores, None)
+
+
+def measure(name: str, config: RunConfig, device: torch.device, steps: int, warmups: int) -> dict[str, Any]:
+    train = dataclasses.replace(
+        config.train, max_steps=steps + warmups, evaluate_every=steps + warmups, device=str(device)
+    )
+    config = dataclasses.replace(config, train=train)
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = random_stores(Path(folder), config.data.tokenizer.vocab_size)
+        out = RunFolder(Path(folder) / "run")
+        trainer = TimedTrainer(out, config, prepared, device)
+        out.create(config, prepared, device)
+        trainer.run()
+    wall, model = trainer.step_seconds[warmups:], trainer.model_seconds[warmups:]
+    tokens = train.batch_size * train.context
+    with arithmetic(train.precision, device):
+        attention = trainer.model.attention_in_words() if isinstance(trainer.model, Transformer) else None
+    return {
+        "recipe": name,
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "batch_size": train.batch_size,
+        "context": train.context,
+        "compile": train.compile,
+        "tokens_per_second": tokens * len(wall) / sum(wall),
+        "milliseconds": 1e3 * statistics.median(wall),
+        "quartiles": [1e3 * one for one in statistics.quantiles(wall, n=4)[::2]],
+        "not_in_model": 1 - sum(model) / sum(wall),
+        "checkpoint_seconds": trainer.checkpoint_seconds,
+        "attention": attention,
+    }
+
+
+def cases(device: torch.device) -> dict[str, RunConfig]:
+    if device.type == "cuda":
+        return {name: recipe(name) for name in RECIPES if name.startswith(("wikitext2", "openwebtext2"))}
+    small = {name: recipe(name) for name in RECIPES if name.startswith("pydocs")}
+    large = {name: recipe(name) for name in RECIPES if name.startswith("wikitext2")}
+    return small | {
+        name: dataclasses.replace(one, train=dataclasses.replace(one.train, batch_size=4))
+        for name, one in large.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmups", type=int, default=3)
+    parser.add_argument("--only", default="", help="recipes whose name holds this")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device = device_named(arguments.device)
+    results = {"environment": environment(device), "bar": BAR, "rows": []}
+    print(f"{'recipe':<36} {'batch':>8} {'ms a step':>10} {'tokens/s':>10}  not in the model")
+    for name, config in cases(device).items():
+        if arguments.only not in name:
+            continue
+        row = measure(name, config, device, arguments.steps, arguments.warmups)
+        results["rows"].append(row)
+        shape, verdict = f"{row['batch_size']}×{row['context']}", "met" if row["not_in_model"] <= BAR else "MISSED"
+        print(
+            f"{name:<36} {shape:>8} {row['milliseconds']:>10.1f} {row['tokens_per_second']:>10,.0f}  "
+            f"{100 * row['not_in_model']:.2f} % ≤ 3 % {verdict}; checkpoint {row['checkpoint_seconds']:.2f} s",
+            flush=True,
+        )
+        if arguments.out:
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

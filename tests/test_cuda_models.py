@@ -1,0 +1,117 @@
+"""On a GPU: models give the CPU's answers, FlexAttention gives SDPA's, and runs resume to the bit."""
+
+import dataclasses
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
+from logdepth.operators import GRCConfig
+from logdepth.runs import RunConfig, TrainConfig
+from logdepth.timing import time_model
+from logdepth.train import Interrupted, Trainer, resume, train
+from tests.run_folders import same_files
+from tests.tiny_corpus import tiny_data
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+VOCAB = 50
+MODELS: dict[str, ModelConfig] = {
+    "ar-grc": ScanLMConfig(embed_width=64, operator=GRCConfig(width=64, dropout=0.1), depth=2, leaf_dropout=0.1),
+    "alibi": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1),
+    "sinusoidal": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1, positions="sinusoidal"),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def tokens_of(*shape: int) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(0))
+
+
+@every_model
+def test_logits_and_gradients_are_the_cpus(name: str) -> None:
+    tokens = tokens_of(3, 129)
+    model = MODELS[name].build(VOCAB).eval()
+    on_gpu = MODELS[name].build(VOCAB).eval().cuda()
+    on_gpu.load_state_dict(model.state_dict())
+    logits = {}
+    for where, one in (("cpu", model), ("cuda", on_gpu)):
+        logits[where] = one(tokens.to(where))
+        F.cross_entropy(logits[where].flatten(0, 1), tokens.to(where).flatten()).backward()
+    torch.testing.assert_close(logits["cuda"].cpu(), logits["cpu"], rtol=2e-3, atol=2e-3)
+    for (key, left), right in zip(model.named_parameters(), on_gpu.parameters(), strict=True):
+        torch.testing.assert_close(right.grad.cpu(), left.grad, rtol=1e-2, atol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("length", [1, 17, 128, 300, 1000])
+def test_flex_attention_is_sdpa_with_alibi(length: int) -> None:
+    tokens = tokens_of(2, length).cuda()
+    config = dataclasses.replace(MODELS["alibi"], dropout=0.0)
+    flex = dataclasses.replace(config, attention="flex").build(VOCAB).cuda()
+    sdpa = dataclasses.replace(config, attention="sdpa").build(VOCAB).cuda()
+    sdpa.load_state_dict(flex.state_dict())
+    grads = []
+    for model in (flex, sdpa):
+        logits = model(tokens)
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        grads.append([logits, *(parameter.grad for parameter in model.parameters())])
+    for left, right in zip(*grads, strict=True):
+        torch.testing.assert_close(left, right, rtol=5e-3, atol=2e-3)
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stream_gives_the_logits_of_the_whole(name: str, dtype: torch.dtype) -> None:
+    model, tokens = MODELS[name].build(VOCAB).eval().cuda(), tokens_of(2, 70).cuda()
+    tolerance = 5e-3 if dtype == torch.float32 else 8e-2
+    with torch.inference_mode(), torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+        whole, parts, state = model(tokens), [], model.init_state(2)
+        for start, end in ((0, 1), (1, 33), (33, 34), (34, 70)):
+            logits, state = model.step(tokens[:, start:end], state)
+            parts.append(logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=tolerance, atol=tolerance)
+
+
+@every_model
+def test_interrupted_and_resumed_ends_in_the_same_bits(
+    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.use_deterministic_algorithms(False)  # training turns it on by itself
+    settings = TrainConfig(
+        learning_rate=1e-3, max_steps=30, evaluate_every=10, batch_size=8, context=64, device="cuda", log_every=3
+    )
+    config = RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings)
+    train(config, tmp_path / "whole")
+    original = Trainer._step
+
+    def stopping(self: Trainer) -> None:
+        original(self)
+        if self.standing.step == 17:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stopping)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "parts")
+    resume(tmp_path / "parts")
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+@every_model
+def test_compiled_models_learn(name: str, corpus: Path, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    settings = TrainConfig(max_steps=12, evaluate_every=6, batch_size=4, context=64, device="cuda", compile=True)
+    standing = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
+    assert math.isfinite(standing.best_loss)
+
+
+@pytest.mark.parametrize(("name", "words"), [("alibi", "FlexAttention"), ("sinusoidal", "FlashAttention")])
+def test_attention_is_named(name: str, words: str) -> None:
+    (timing,) = time_model(MODELS[name].build(VOCAB).cuda(), [128], batch_size=2, repeats=2)
+    assert words in timing.attention
