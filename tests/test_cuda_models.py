@@ -19,7 +19,10 @@ from logdepth.train import Interrupted, Trainer, resume, train
 from tests.run_folders import same_files
 from tests.tiny_corpus import tiny_data
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler warns of its own insides
+]
 
 VOCAB = 50
 MODELS: dict[str, ModelConfig] = {

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from logdepth.data.store import TokenStore
@@ -17,21 +18,21 @@ class Batches:
 
     def __init__(self, store: TokenStore, *, batch_size: int, context: int, seed: int) -> None:
         self.store, self.batch_size, self.context, self.seed = store, batch_size, context, seed
-        self.num_windows = (len(store) - 1) // context
-        self.steps_per_epoch = self.num_windows // batch_size
+        self.steps_per_epoch = (len(store) - 1) // context // batch_size
         if not self.steps_per_epoch:
             info = store.info
             raise UserError(
                 f"the {info.split} split of '{info.corpus}' has {info.tokens:,} tokens, fewer than one batch of "
                 f"{batch_size} × {context} + 1; lower --train.batch-size or --train.context"
             )
+        self.windows = sliding_window_view(store.tokens, context + 1)[::context]  # a view; nothing is read yet
 
     def at(self, step: int) -> Window:
         """The batch of a step: `[batch_size, context + 1]`, inputs and targets shifted by one."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        order = _order(self.num_windows, self.seed, epoch)
+        order = _order(len(self.windows), self.seed, epoch)
         chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
-        return np.stack([self.store.window(int(window) * self.context, self.context + 1) for window in chosen])
+        return self.windows[chosen].astype(np.int64)
 
 
 def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
