@@ -114,7 +114,7 @@ def measure(name: str, config: RunConfig, device: torch.device, steps: int, warm
         "compile": train.compile,
         "tokens_per_second": tokens * len(wall) / sum(wall),
         "milliseconds": 1e3 * statistics.median(wall),
-        "quartiles": [1e3 * one for one in statistics.quantiles(wall, n=4)[::2]],
+        "quartiles": [1e3 * one for one in statistics.quantiles(wall, n=4, method="inclusive")[::2]],
         "not_in_model": 1 - sum(model) / sum(wall),
         "checkpoint_seconds": trainer.checkpoint_seconds,
         "attention": attention,

@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,17 @@ from typing import Any
 from logdepth.errors import UserError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NOT_HERE = {errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+NOT_HERE = {
+    errno.EACCES,
+    errno.EROFS,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+ABANDONED_SECONDS = 60
 PARTIAL = ".partial-"
 """How the names begin of what is still being written; nothing that loads ever has such a name."""
 
@@ -38,19 +50,41 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well. Where another was first, its own stays."""
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
+        lock = os.open(partial, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, however that ends
         try:
             yield partial
             for file in partial.iterdir():
                 _sync(file)
             partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-            with contextlib.suppress(OSError):
-                partial.rename(path)
-            if not path.is_dir():
+            _sync(partial)
+            if path.exists() and not path.is_dir():
                 raise UserError(f"cannot write {path}: something that is not a folder is in its place; move it away")
+            try:
+                partial.rename(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
             _sync(path.parent)
         finally:
+            os.close(lock)
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what killed processes left: partial folders that nobody holds."""
+    for partial in folder.glob(f"{PARTIAL}*/"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime < ABANDONED_SECONDS:
+                continue  # its owner may not have come to locking it yet
+            lock = os.open(partial, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -63,6 +97,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is not there") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not readable JSON ({error})") from None
 

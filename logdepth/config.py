@@ -94,7 +94,7 @@ def _decode_dataclass(kinds: dict[str, type], value: Any, where: str) -> Any:
         return from_dict(next(iter(kinds.values())), value, where)
     rest = dict(value)
     kind = rest.pop(KIND, None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise UserError(f"{where}.{KIND}: {kind!r} is not known{did_you_mean(str(kind), kinds)}")
     return from_dict(kinds[kind], rest, where)
 

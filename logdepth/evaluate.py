@@ -55,12 +55,12 @@ class Evaluation:
 
     @property
     def token_perplexity(self) -> float:
-        return _exp(self.loss)
+        return perplexity(self.loss)
 
     @property
     def word_perplexity(self) -> float:
         """The exponential of the total loss over words and line ends."""
-        return _exp(self.nats / self.words)
+        return perplexity(self.nats / self.words)
 
     @property
     def bits_per_byte(self) -> float:
@@ -69,8 +69,8 @@ class Evaluation:
     @property
     def position_loss(self) -> NDArray[np.float64]:
         """Nats a token at each position of a window; NaN where nothing was predicted."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(self.position_nats / self.position_tokens)
+        counted = self.position_tokens > 0
+        return np.where(counted, self.position_nats / np.maximum(self.position_tokens, 1), np.nan)
 
     def as_dict(self, positions: bool = False) -> dict[str, Any]:
         """The numbers, for JSON; with the loss by position if asked."""
@@ -128,7 +128,8 @@ def evaluate(
     if len(store) < 2:
         raise UserError(f"the {info.split} split of '{info.corpus}' has fewer than two tokens; nothing to predict")
     separator = info.separator if reset_at_documents else None
-    nats, counts = np.zeros(context), np.zeros(context, dtype=np.int64)
+    longest = min(context, len(store) - 1)
+    nats, counts = np.zeros(longest), np.zeros(longest, dtype=np.int64)
     was_training = model.training
     model.eval()
     try:
@@ -209,5 +210,6 @@ def _evaluation(
     )
 
 
-def _exp(nats: float) -> float:
+def perplexity(nats: float) -> float:
+    """The exponential of a mean loss, where it can be written as a number."""
     return math.exp(nats) if nats < 700 else math.inf

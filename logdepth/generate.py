@@ -1,6 +1,6 @@
 """Text from a model, token by token: prompts of unequal lengths together, each row's text as it comes.
 
-A row depends on its own prompt and seed alone: it gets the same text in any batch.
+A row depends on its prompt, its number and the seed alone: the rows beside it do not change its text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,6 +43,8 @@ class SamplingConfig:
             raise ValueError(f"top_k must be at least 1; got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
         if "" in self.stop:
             raise ValueError("a stop text must not be empty")
 
@@ -128,6 +130,10 @@ def _step(
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, separated: bool) -> list[int]:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the prompt {prompt!r} is not text in UTF-8") from None
     tokens = tokenizer.encode(prompt)
     if tokens:
         return tokens

@@ -1,4 +1,4 @@
-"""Time of a model's forward pass or training step against context length, and what computed its attention."""
+"""Time of a model's forward pass, or forward and backward, against context length, and what computed its attention."""
 
 import statistics
 import time
@@ -58,7 +58,7 @@ def time_model(
         for _ in range(warmups):
             work()
         seconds = [_timed(work, device) for _ in range(repeats)]
-        quartiles = statistics.quantiles(seconds, n=4) if repeats > 1 else [seconds[0]] * 3
+        quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if repeats > 1 else [seconds[0]] * 3
         with arithmetic(precision, device):
             attention = model.attention_in_words() if isinstance(model, Transformer) else None
         median = statistics.median(seconds)

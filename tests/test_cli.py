@@ -159,6 +159,13 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
     config = RunFolder(out).config()
     assert (config.train.learning_rate, config.train.clip, config.model.operator.width) == (0.5, 3.0, 16)
     assert not config.model.tied
+    again = answer(
+        capsys, "train", "pydocs-ar-grc", "--config", str(out / "config.json"), "--out", str(tmp_path / "two")
+    )
+    assert again["best_loss"] == report["best_loss"]
+    for wrong in ("[1]", '{"model": {"kind": []}}'):
+        file.write_text(wrong)
+        refused(capsys, "train", "pydocs-ar-grc", "--config", str(file))
     file.write_text('{"train": {"learnin_rate": 1}}')
     line = refused(capsys, "train", "pydocs-ar-grc", "--config", str(file))
     assert line.endswith("best.json.train: unknown field 'learnin_rate'; did you mean 'learning_rate'?")
@@ -194,6 +201,18 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("evaluate {run} --contexts 0", "--contexts must be at least 1"),
         ("evaluate {run} --contexts 8 --stride 9", "--stride from 1 to the smallest; got 8 and 9"),
         ("evaluate {run} --stride 0", "--stride from 1 to the smallest"),
+        ("train pydocs-ar-grc --model.leaf-dropout 1.5", "leaf_dropout must be from 0 to below 1; got 1.5"),
+        ("train pydocs-ar-grc --model.operator.dropout -0.1", "dropout must be from 0 to below 1; got -0.1"),
+        ("train pydocs-ar-grc --seed 99999999999999999999999", "seed must be from 0 to below 2^63"),
+        ("train pydocs-ar-grc --train.device meta", "only cpu and cuda are supported"),
+        ("train pydocs-ar-grc --config /tmp", "cannot read /tmp"),
+        ("train pydocs-ar-grc --out /proc/nothing", "cannot write /proc/nothing"),
+        ("train ptb-ar-grc --train.reset-at-documents", "corpus 'ptb' is one stream"),
+        ("time pydocs-ar-grc --batch-size 0", "must be at least 1"),
+        ("time pydocs-ar-grc --warmups -1", "--warmups at least 0"),
+        ("generate {run} --seed -1", "seed must be from 0 to below 2^63"),
+        ("evaluate {run} --positions", "--positions is for --json"),
+        ("evaluate {run} --paths /nowhere", "/nowhere is not there"),
         ("evaluate {run} --split dev", "invalid choice 'dev'"),
         ("evaluate {run} --corpus ptbb", "there is no corpus 'ptbb'; did you mean 'ptb'?"),
         ("generate /nowhere", "/nowhere holds no run"),
@@ -215,6 +234,23 @@ def test_mistakes_are_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     assert says in refused(capsys, *arguments.replace("{run}", str(trained)).split())
     assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+@pytest.mark.parametrize("wrong", ["[1]", '{"version": 1}', '{"version": 1, "config": [], "store": "x"}', "{"])
+def test_folders_with_another_config_are_refused(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(wrong)
+    assert "config.json" in refused(capsys, "evaluate", str(tmp_path))
+
+
+def test_training_that_explodes_is_one_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--data.paths", str(corpus), "--out", str(tmp_path / "run")]
+    capsys.readouterr()
+    code = main(["train", "pydocs-ar-grc", *TINY, *where, "--train.learning-rate", "1e30"])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert "training diverged" in lines[-1]
 
 
 def test_a_mistake_in_a_real_process_has_no_traceback(tmp_path: Path) -> None:

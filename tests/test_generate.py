@@ -144,8 +144,26 @@ def test_what_may_become_a_stop_is_held_back(text: str, stops: list[str]) -> Non
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"stop": ("",)},
+        {"seed": -1},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         SamplingConfig(**wrong)
+
+
+@every_model
+def test_rows_that_end_early_do_not_change_the_others(name: str, tokenizer: Tokenizer) -> None:
+    model, config = built(name, tokenizer), SamplingConfig(max_tokens=14, seed=3)
+    alone = texts(model, tokenizer, ["my"], config, separated=False)[0]
+    long = "a small dog remembers every bird by the river ."
+    other = texts(model, tokenizer, ["my", long], config, separated=False)[1]
+    stop = dataclasses.replace(config, stop=(other[:2],))  # ends the longer row at once
+    together = texts(model, tokenizer, ["my", long], stop, separated=False)
+    assert together[1] == ""
+    assert together[0] == alone[: alone.find(other[:2])] if other[:2] in alone else alone
+
+
+def test_prompts_that_are_no_text_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="is not text in UTF-8"):
+        list(generate(built("ar-grc", tokenizer), tokenizer, ["\udcff"], SamplingConfig()))

@@ -67,7 +67,9 @@ def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_killed_three_times_ends_in_the_same_bits(corpus: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    chance, out, reached = random.Random(), tmp_path / "run", []
+    seed = random.randrange(10**6)
+    print("seed", seed)  # shown when it fails
+    chance, out, reached = random.Random(seed), tmp_path / "run", []
     for kill in range(3):
         process = new_run(corpus, out) if not (out / "config.json").exists() else start("--resume", str(out))
         wait_for_step(process, out, chance.randrange(STEPS * kill // 3, STEPS * (kill + 1) // 3))

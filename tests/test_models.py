@@ -85,6 +85,35 @@ def test_rows_of_unequal_lengths_stream_as_if_alone(name: str) -> None:
 
 
 @every_model
+def test_a_short_row_goes_on_alone_after_a_long_one_has_ended(name: str) -> None:
+    model = built(name)
+    rows = [random_tokens(10, seed=1), random_tokens(3, seed=2), random_tokens(3, seed=3)]
+    chunk = torch.zeros(3, 12, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        chunk[number, : len(row)] = row
+    _, state = model.step(chunk, model.init_state(3), lengths=[10, 3, 3])
+    more = random_tokens(2, 4, seed=9)
+    logits, after = model.step(more, state.select([2, 1]))
+    for number, row in enumerate((2, 1)):
+        close(logits[number], model(torch.cat([rows[row], more[number]])[None])[0, -4:])
+    assert after.lengths.tolist() == [7, 7]
+    # all rows equally long, but shorter than the chunk that they came in
+    _, state = model.step(chunk[1:], model.init_state(2), lengths=[3, 3])
+    logits, _ = model.step(more, state)
+    close(logits[0], model(torch.cat([rows[1], more[0]])[None])[0, -4:])
+
+
+@every_model
+def test_streams_in_bfloat16(name: str) -> None:
+    model, tokens = SMALL_MODELS[name].build(VOCAB).eval(), random_tokens(2, 9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = model(tokens)
+        first, state = model.step(tokens[:, :4], model.init_state(2))
+        second, _ = model.step(tokens[:, 4:], state)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0.1, atol=0.1)
+
+
+@every_model
 def test_a_state_can_be_continued_twice(name: str) -> None:
     model, tokens = built(name), random_tokens(2, 12)
     _, state = model.step(tokens[:, :6], model.init_state(2))
@@ -194,6 +223,9 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
         (lambda: dataclasses.replace(TRANSFORMER, num_heads=3), "embed_width 16 does not divide into 3 heads"),
         (lambda: dataclasses.replace(TRANSFORMER, num_layers=0), "at least 1"),
         (lambda: dataclasses.replace(SCAN, depth=0), "at least 1"),
+        (lambda: dataclasses.replace(SCAN, leaf_dropout=1.0), "leaf_dropout must be from 0 to below 1; got 1.0"),
+        (lambda: dataclasses.replace(TRANSFORMER, dropout=-0.1), "dropout must be from 0 to below 1"),
+        (lambda: GRCConfig(width=4, dropout=2.0), "dropout must be from 0 to below 1"),
         (lambda: dataclasses.replace(SCAN, operator=GRCConfig(width=7)), "must be even; got 7"),
         (lambda: TRANSFORMER.build(VOCAB)(random_tokens(4), cu_seqlens=[0, 5]), "rise from 0 to the 4 packed tokens"),
         (
@@ -205,3 +237,11 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
 def test_bad_configs_and_arguments_are_refused(make: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_packed_documents_go_through_the_head_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = TRANSFORMER.build(VOCAB), []
+    original = type(model)._logits
+    monkeypatch.setattr(type(model), "_logits", lambda self, one: rows.append(len(one)) or original(self, one))
+    model(random_tokens(40), cu_seqlens=[0, 30, 31, 32, 40])
+    assert rows == [40]

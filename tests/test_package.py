@@ -37,7 +37,7 @@ def test_public_names() -> None:
 
 
 def test_self_check_runs_uninstalled() -> None:
-    printed = run_python("-m", "logdepth")
+    printed = run_python("-m", "logdepth", "check")
     assert f"logdepth {logdepth.__version__}" in printed
     assert "cpu: scan agrees with its definition" in printed
     assert run_python("-m", "logdepth", "--version").strip() == f"logdepth {logdepth.__version__}"

@@ -1,9 +1,11 @@
 """Preparation: what is in a store, that it is there whole or not at all, and batches that (seed, step) decide."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logdepth.data import SPLITS, Batches, DataConfig, TokenStore, document_bounds, open_prepared, prepare
+from logdepth.data.passages import Passage
 from logdepth.data.ptb import PTB
 from logdepth.data.store import dtype_for
+from logdepth.data.text import Text
 from logdepth.errors import UserError
-from tests.tiny_corpus import VOCAB, store_of, tiny_data, write_corpus
+from tests.tiny_corpus import VOCAB, sentences, store_of, tiny_data, write_corpus
 
 
 def test_a_store_holds_the_encoded_text_and_its_counts(corpus: Path) -> None:
@@ -169,3 +173,45 @@ def test_documents_end_with_separators_and_rows() -> None:
     inputs = np.array([[5, 2, 6, 7], [2, 2, 8, 2]])
     assert document_bounds(inputs, 2) == [0, 2, 4, 5, 6, 8]
     assert inputs.tolist() == [[5, 2, 6, 7], [2, 2, 8, 2]]
+
+
+@pytest.mark.parametrize("reading", [2, 3])
+def test_text_that_changes_while_it_is_prepared_is_refused(
+    reading: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first reading counts, the second trains the tokenizer, the third encodes."""
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
+    folder, original, readings = write_corpus(tmp_path / "corpus"), Text.passages, []
+
+    def changing(self: Text) -> Iterator[Passage]:
+        readings.append(1)
+        if len(readings) == reading:
+            (folder / "train.txt").write_text(sentences(300, seed=9))
+        yield from original(self)
+
+    monkeypatch.setattr(Text, "passages", changing)
+    with pytest.raises(UserError, match="its train text changed while it was prepared"):
+        prepare(tiny_data(folder))
+    assert not list((tmp_path / "cache").glob("stores/*"))
+    assert len(list((tmp_path / "cache").glob("tokenizers/*"))) == (reading == 3)
+
+
+def test_what_killed_preparations_left_is_removed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path))
+    old, young = tmp_path / "stores" / ".partial-old", tmp_path / "stores" / ".partial-young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / "train.bin").write_bytes(b"x")
+    os.utime(old, (1, 1))
+    prepare(tiny_data(corpus))
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_models_of_one_stream_are_not_charged_for_separators(corpus: Path) -> None:
+    tokenizer = prepare(tiny_data(corpus)).tokenizer
+    stream = prepare(tiny_data(corpus), tokenizer=tokenizer, separated=False)
+    assert stream.stores["test"].info.separator is None
+    assert tokenizer.end_of_document not in stream.stores["test"].tokens

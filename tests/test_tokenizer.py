@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from logdepth.data import DataConfig, TokenizerConfig, prepare
 from logdepth.data.census import census_of
+from logdepth.data.passages import Passage
 from logdepth.data.text import Text
-from logdepth.data.tokenizer import LONGEST_LINE, LONGEST_PIECE, Tokenizer, _cut, pieces, trained_tokenizer
+from logdepth.data.tokenizer import Tokenizer, _cut, pieces, trained_tokenizer
 from logdepth.errors import UserError
 from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
@@ -63,7 +64,6 @@ def test_long_lines_are_cut_at_lone_spaces(line: str, longest: int) -> None:
     for part in parts[1:]:
         assert part.startswith(" ")
         assert not part.startswith("  ")
-    assert LONGEST_LINE < 4192 < LONGEST_PIECE
 
 
 def test_tokenizers_are_cached_by_text_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +124,26 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_the_hash_is_that_of_the_model(tokenizers: dict[str, Tokenizer]) -> None:
     one = tokenizers["paper"]
     assert one.hash == hashlib.sha256(one.model).hexdigest()[:16]
+
+
+def test_long_lines_without_spaces_are_learned_from(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("春夏秋冬東西南北" * 1000 + "\n")
+    prepared = prepare(DataConfig(corpus="text", paths=(tmp_path,), tokenizer=TokenizerConfig(vocab_size=16)))
+    assert prepared.tokenizer.processor.unk_id() not in prepared.stores["train"].tokens
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("the disk is gone")])
+def test_errors_while_reading_are_not_blamed_on_the_vocabulary(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Text(None, (write_corpus(tmp_path),))
+    census = census_of(corpus)
+
+    def broken(_: Text) -> Iterator[Passage]:
+        yield Passage("train", "the cat\n", False)
+        raise error
+
+    monkeypatch.setattr(Text, "passages", broken)
+    with pytest.raises(type(error), match=str(error) or None):
+        trained_tokenizer(corpus, census, TokenizerConfig(vocab_size=VOCAB, sample_bytes=99))

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.models import ModelConfig
 from logdepth.runs import RunConfig, RunFolder, TrainConfig
@@ -170,9 +171,97 @@ def test_early_stopping(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_tensors(tmp_path / "last.safetensors")[1] == {"step": 10}
 
 
-def test_documents_that_start_anew_train_as_if_alone(corpus: Path, tmp_path: Path) -> None:
-    apart = train(run_config(corpus, max_steps=4, reset_at_documents=True), tmp_path / "apart")
-    assert math.isfinite(apart.best_loss)
+@pytest.mark.parametrize("name", ["ar-grc", "alibi"])
+def test_documents_that_start_anew_train_as_if_alone(
+    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    original = Trainer._loss
+
+    def looking(self: Trainer, windows: torch.Tensor) -> torch.Tensor:
+        windows[:, 5] = self.separator  # a document ends there
+        loss = original(self, windows)
+        with torch.no_grad():
+            parts = [self.model(windows[:, :6]), self.model(windows[:, 6:-1])]
+            apart = nn.functional.cross_entropy(torch.cat(parts, dim=1).flatten(0, 1), windows[:, 1:].flatten())
+        seen.append((loss.item(), apart.item()))
+        return loss
+
+    monkeypatch.setattr(Trainer, "_loss", looking)
+    train(run_config(corpus, SMALL_MODELS[name], max_steps=3, reset_at_documents=True), tmp_path / "run")
+    for loss, apart in seen:
+        assert loss == pytest.approx(apart, rel=1e-5)
+
+
+def test_gradients_are_clipped(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms: list[float] = []
+    original = torch.optim.AdamW.step
+
+    def looking(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        grads = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
+        norms.append(torch.stack([grad.norm() for grad in grads]).norm().item())
+        return original(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", looking)
+    train(run_config(corpus, max_steps=4, clip=0.01), tmp_path / "run")
+    assert norms == pytest.approx([0.01] * 4, rel=1e-3)
+    before = [line["gradient_norm"] for line in measured(tmp_path / "run") if line["kind"] == "train"]
+    assert before[-1] > 0.05
+
+
+def test_killed_between_the_files_of_the_last_save(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are written before the checkpoint that calls the run finished."""
+    import logdepth.train.loop as loop
+
+    config = run_config(corpus)
+    train(config, tmp_path / "whole")
+    original = loop.save_tensors
+
+    def killed(path: Path, tensors: Any, record: Any) -> None:
+        if record["standing"]["finished"]:
+            raise KeyboardInterrupt
+        original(path, tensors, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_tensors", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "parts")
+    resume(tmp_path / "parts")
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_metrics_after_the_checkpoint_are_measured_again(corpus: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = [{"kind": "train", "step": 16}, {"kind": "valid", "step": 16}, {"kind": "train", "step": 20}]
+    folder.append_metrics(lines)
+    with folder.metrics.open("a") as file:
+        file.write('{"kind": "train", "st')
+    folder.rewind_metrics(step=16, validated=8)
+    assert folder.read_metrics() == lines[:1]
+
+
+def test_speed_after_resuming_counts_the_steps_of_this_process(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config(corpus, log_every=8)
+    original = Trainer._step
+
+    def stopping(self: Trainer) -> None:
+        original(self)
+        if self.standing.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stopping)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path)
+    again = Trainer(RunFolder(tmp_path), config, prepare(config.data), torch.device("cpu"))
+    assert len(again.standing.losses) == 7
+    again.run()
+    speeds = [line["tokens_per_second"] for line in RunFolder(tmp_path).read_metrics() if line["kind"] == "train"]
+    assert speeds[0] < 5 * speeds[1]
 
 
 @pytest.mark.parametrize("name", ["ar-grc", "sinusoidal"])
@@ -282,7 +371,7 @@ def test_a_run_goes_on_with_its_own_text_only(corpus: Path, tmp_path: Path, monk
     before = (corpus / "valid.txt").read_text()
     try:
         (corpus / "valid.txt").write_text("the cat sees .\n")
-        with pytest.raises(UserError, match="the corpus is not the one that"):
+        with pytest.raises(UserError, match=r"is not the text that .* was trained on"):
             resume(tmp_path / "run")
     finally:
         (corpus / "valid.txt").write_text(before)

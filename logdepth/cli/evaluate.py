@@ -36,7 +36,7 @@ class EvaluateCommand:
     corpus: str | None = None
     """Another corpus than the run's own, in the run's tokens."""
     paths: tuple[Path, ...] = ()
-    """Files or folders, with --corpus text."""
+    """Files or folders of other text, in the run's tokens."""
     weights: Weights = "best"
     """Those of the lowest validation loss, or of the last checkpoint."""
     device: str = "auto"
@@ -51,10 +51,10 @@ class EvaluateCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(EvaluateCommand, arguments, "evaluate")
-    device = device_named(command.device)
-    loaded = RunFolder(command.run).load(command.weights, device)
-    store = _store(command, loaded)
-    train = loaded.config.train
+    if command.positions and not command.json:
+        raise UserError("--positions is for --json: a table would be too long")
+    folder = RunFolder(command.run)
+    train = folder.config().train
     contexts = PAPER_CONTEXTS if command.grid else command.contexts or (train.context,)
     for context in contexts:
         stride = context if command.stride is None else command.stride
@@ -62,6 +62,9 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(
                 f"--contexts must be at least 1 and --stride from 1 to the smallest; got {context} and {stride}"
             )
+    device = device_named(command.device)
+    loaded = folder.load(command.weights, device)
+    store = _store(command, loaded)
     results = []
     with Progress(f"evaluating {command.run}", len(contexts) * (len(store) - 1), unit="tokens") as progress:
         for number, context in enumerate(contexts):
@@ -95,9 +98,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:
-    if command.corpus is None:
+    if command.corpus is None and not command.paths:
         return prepared_for(RunFolder(command.run), command.data_dir).stores[command.split]
-    if command.corpus not in CORPORA:
-        raise UserError(f"there is no corpus '{command.corpus}'{did_you_mean(command.corpus, CORPORA)}")
-    data = DataConfig(corpus=command.corpus, paths=command.paths, tokenizer=loaded.config.data.tokenizer)
-    return prepare(data, command.data_dir, loaded.tokenizer).stores[command.split]
+    name = command.corpus or "text"
+    if name not in CORPORA:
+        raise UserError(f"there is no corpus '{name}'{did_you_mean(name, CORPORA)}")
+    data = DataConfig(corpus=name, paths=command.paths, tokenizer=loaded.config.data.tokenizer)
+    separated = CORPORA[loaded.config.data.corpus].separated  # a model of one stream never saw a document end
+    return prepare(data, command.data_dir, loaded.tokenizer, separated).stores[command.split]

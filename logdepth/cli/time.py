@@ -54,8 +54,11 @@ class TimeCommand:
 def run(arguments: Sequence[str]) -> int:
     command = parse(TimeCommand, arguments, "time")
     contexts = PAPER_CONTEXTS if command.grid else command.contexts
-    if not contexts or min(*contexts, command.batch_size or 1, command.batch_tokens, command.repeats) < 1:
-        raise UserError("--contexts, --batch-size, --batch-tokens and --repeats must be at least 1")
+    batch_size = 1 if command.batch_size is None else command.batch_size
+    if not contexts or min(*contexts, batch_size, command.batch_tokens, command.repeats, command.warmups + 1) < 1:
+        raise UserError(
+            "--contexts, --batch-size, --batch-tokens and --repeats must be at least 1, and --warmups at least 0"
+        )
     device = device_named(command.device)
     model = _model(command.model, device)
     if command.compile:

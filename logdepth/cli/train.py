@@ -63,7 +63,10 @@ def run(arguments: Sequence[str]) -> int:
     config = recipe(name)
     file = value_of("--config", arguments)
     if file is not None:
-        config = override(config, read_json(Path(file)), file)
+        changes = read_json(Path(file))
+        if isinstance(changes, dict) and "config" in changes:  # the config.json of a run
+            changes = changes["config"]
+        config = override(config, changes, file)
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name, run=config))
     out = command.out or Path("runs") / f"{name}-{command.run.seed}"
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))

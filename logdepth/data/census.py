@@ -40,9 +40,32 @@ def census_of(corpus: Corpus) -> Census:
     return census
 
 
+class TextHash:
+    """The hash of a split's text; documents that run together have another."""
+
+    def __init__(self, separated: bool) -> None:
+        self.separated = separated
+        self.sha256 = hashlib.sha256()
+
+    def update(self, encoded: bytes, ends_document: bool) -> None:
+        self.sha256.update(encoded)
+        if self.separated and ends_document:
+            self.sha256.update(b"\xff")  # never in UTF-8
+
+    def hexdigest(self) -> str:
+        return self.sha256.hexdigest()
+
+
+def refuse_changed_text(corpus: Corpus, census: Census, hashes: dict[Split, TextHash]) -> None:
+    """An error where what was read now is not what the census counted: its files were changed meanwhile."""
+    for split, one in hashes.items():
+        if one.hexdigest() != census[split].sha256:
+            raise UserError(f"corpus '{corpus.name}': its {split} text changed while it was prepared; run this again")
+
+
 def _count(corpus: Corpus) -> Census:
     documents, words, line_ends, num_bytes = (dict.fromkeys(SPLITS, 0) for _ in range(4))
-    hashes = {split: hashlib.sha256() for split in SPLITS}
+    hashes = {split: TextHash(corpus.separated) for split in SPLITS}
     done = 0
     with Progress(f"reading {corpus.name}", unit="bytes") as progress:
         for split, text, ends_document in corpus.passages():
@@ -56,9 +79,7 @@ def _count(corpus: Corpus) -> Census:
             words[split] += len(text.split())
             line_ends[split] += text.count("\n")
             num_bytes[split] += len(encoded)
-            hashes[split].update(encoded)
-            if corpus.separated and ends_document:
-                hashes[split].update(b"\xff")  # never in UTF-8: documents cannot run together
+            hashes[split].update(encoded, ends_document)
             done += len(encoded)
             progress.update(done, f"{done / 1e6:.0f} MB")
     return {

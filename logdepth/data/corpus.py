@@ -47,4 +47,5 @@ class Corpus(ABC):
 
 
 def files_as_source(files: Sequence[Path]) -> dict[str, Any]:
-    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    """Their whole names: two folders may hold files of one relative name, size and time."""
+    return {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}

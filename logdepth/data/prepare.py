@@ -10,7 +10,7 @@ import numpy as np
 
 from logdepth.atomic import new_folder
 from logdepth.data.cache import cache_folder, key_of
-from logdepth.data.census import Census, census_of, checksums_are_known
+from logdepth.data.census import Census, TextHash, census_of, checksums_are_known, refuse_changed_text
 from logdepth.data.corpora import CORPORA
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import SPLITS, Passage, Split
@@ -52,11 +52,17 @@ class Prepared(NamedTuple):
     """Whether its checksums are those of the known edition; None where none is known or the source was not read."""
 
 
-def prepare(config: DataConfig, data_dir: Path | None = None, tokenizer: Tokenizer | None = None) -> Prepared:
+def prepare(
+    config: DataConfig,
+    data_dir: Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    separated: bool = True,
+) -> Prepared:
     """The corpus's tokenizer and token stores, made where they are not in the cache yet.
 
     With a `tokenizer` given, as for evaluating a model on text that is not its own, that one is used, and the corpus
-    need not have a training split.
+    need not have a training split. Without `separated` documents follow each other without a token between them, for
+    models that never saw one.
     """
     corpus = CORPORA[config.corpus](data_dir, config.paths)
     census = census_of(corpus)
@@ -65,13 +71,14 @@ def prepare(config: DataConfig, data_dir: Path | None = None, tokenizer: Tokeniz
             raise UserError(f"corpus '{corpus.name}': its {split} split is empty; it needs more documents or text")
     if tokenizer is None:
         tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
+    separator = tokenizer.end_of_document if corpus.separated and separated else None
     texts = [census[split].sha256 for split in SPLITS]
-    key = f"{corpus.name}-{tokenizer.vocab_size}-{key_of([VERSION, texts, tokenizer.hash, corpus.separated])}"
+    key = f"{corpus.name}-{tokenizer.vocab_size}-{key_of([VERSION, texts, tokenizer.hash, separator])}"
     folder = _folder_of(key)
     if not folder.is_dir():
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(tokenizer.model)
-            _encode(corpus, census, tokenizer, partial)
+            _encode(corpus, census, tokenizer, separator, partial)
     return open_prepared(key)._replace(known_edition=checksums_are_known(corpus, census))
 
 
@@ -92,11 +99,11 @@ def _folder_of(key: str) -> Path:
     return cache_folder() / "stores" / key
 
 
-def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, folder: Path) -> None:
+def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int | None, folder: Path) -> None:
     """Writes every split's tokens in one pass over the text, with bounded memory."""
     dtype = dtype_for(tokenizer.vocab_size)
-    separator = tokenizer.end_of_document if corpus.separated else None
     num_tokens = dict.fromkeys(SPLITS, 0)
+    hashes = {split: TextHash(corpus.separated) for split in SPLITS}
     done, total = 0, sum(counts.bytes for counts in census.values())
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(f"encoding {corpus.name}", total, unit="bytes"))
@@ -107,8 +114,12 @@ def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, folder: Path) 
             for split, tokens in _encoded(batch, tokenizer, separator).items():
                 files[split].write(np.array(tokens, dtype=dtype).tobytes())
                 num_tokens[split] += len(tokens)
-            done += sum(len(passage.text.encode()) for passage in batch)
+            for split, text, ends_document in batch:
+                encoded = text.encode()
+                hashes[split].update(encoded, ends_document)
+                done += len(encoded)
             progress.update(done, f"{sum(num_tokens.values()) / 1e6:.1f} M tokens")
+    refuse_changed_text(corpus, census, hashes)
     for split in SPLITS:
         counts = census[split]
         info = StoreInfo(

@@ -51,7 +51,8 @@ def _docstrings(file: Path) -> str:
         (node for node in ast.walk(tree) if isinstance(node, kinds)), key=lambda node: getattr(node, "lineno", 0)
     )
     found = (ast.get_docstring(node) for node in nodes)
-    return "\n\n".join(text.strip() for text in found if text and text.strip()) + "\n"
+    texts = [text.strip() for text in found if text and text.strip()]
+    return "\n\n".join(texts) + "\n" if texts else ""
 
 
 def _topics() -> list[str]:

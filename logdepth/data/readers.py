@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -49,7 +50,7 @@ def opened(file: Path) -> Iterator[TextIO]:
             yield text
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{file} is damaged or cut short ({error}); get it again") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
@@ -57,17 +58,48 @@ def opened(file: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _decompressed(file: Path) -> Iterator[BinaryIO]:
-    if file.suffix == ".zst":
-        zstandard = _needed("zstandard", file)
-        with file.open("rb") as compressed, zstandard.ZstdDecompressor().stream_reader(compressed) as stream:
-            try:
-                yield stream
-            except zstandard.ZstdError as error:
-                raise UserError(f"{file} is damaged or cut short ({error}); get it again") from None
-        return
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _open_zst}
     with openers.get(file.suffix, open)(file, "rb") as stream:
         yield stream
+
+
+@contextlib.contextmanager
+def _open_zst(file: Path, mode: str) -> Iterator[BinaryIO]:
+    zstandard = _needed("zstandard", file)
+    with file.open(mode) as compressed, io.BufferedReader(_ZstFrames(compressed, zstandard), 2**20) as stream:
+        try:
+            yield stream
+        except zstandard.ZstdError as error:
+            raise UserError(f"{file} is damaged or cut short ({error}); get it again") from None
+
+
+class _ZstFrames(io.RawIOBase):
+    """All frames of a file, one after the other; zstandard's own reader stops after one, and does not miss an end."""
+
+    def __init__(self, compressed: Any, zstandard: Any) -> None:
+        self.compressed, self.zstandard = compressed, zstandard
+        self.frame: Any = None
+        self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self.ready:
+            block = (self.frame.unused_data if self.frame is not None and self.frame.eof else b"") or (
+                self.compressed.read(2**17)
+            )
+            if not block:
+                if self.frame is not None and not self.frame.eof:
+                    raise EOFError("its last frame has no end")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+            self.ready = self.frame.decompress(block)
+        count = min(len(target), len(self.ready))
+        target[:count] = self.ready[:count]
+        self.ready = self.ready[count:]
+        return count
 
 
 def _text_of(line: str, where: str) -> str:
@@ -88,6 +120,8 @@ def _parquet(file: Path) -> Iterator[str]:
         table = parquet.ParquetFile(file)
         if "text" not in table.schema_arrow.names:
             raise UserError(f'{file} has no "text" column; it has {", ".join(table.schema_arrow.names)}')
+        if "string" not in str(table.schema_arrow.field("text").type):
+            raise UserError(f'{file}: its "text" column holds {table.schema_arrow.field("text").type}, not text')
         for batch in table.iter_batches(columns=["text"], batch_size=256):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +13,12 @@ import sentencepiece
 
 from logdepth.atomic import new_folder, write_json
 from logdepth.data.cache import cache_folder, key_of
-from logdepth.data.census import Census
+from logdepth.data.census import Census, TextHash, refuse_changed_text
 from logdepth.data.corpus import Corpus
 from logdepth.errors import UserError
 from logdepth.progress import Progress
 
 VERSION = 1
-LONGEST_LINE = 4_000
-"""SentencePiece skips lines above 4,192 bytes when it trains; ours are cut before that, at a space."""
 LONGEST_PIECE = 16_000
 """Encoding a line takes more than linear time; longer ones are cut at a space, which changes no token."""
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
@@ -34,7 +32,7 @@ class TokenizerConfig:
     vocab_size: int = 1_500
     """V, pieces in the vocabulary."""
     lossless: bool = False
-    """Keep every byte: no normalisation, line breaks kept, unknown characters as bytes."""
+    """Keep all text: no normalisation, line breaks kept, unknown characters as bytes (but U+2581 becomes a space)."""
     sample_bytes: int = 100_000_000
     """Train the tokenizer on about this much text; larger corpora are sampled by hash."""
 
@@ -46,7 +44,8 @@ class TokenizerConfig:
 
     def settings(self) -> dict[str, Any]:
         """What SentencePiece's trainer is given."""
-        shared = {"model_type": "bpe", "vocab_size": self.vocab_size, "minloglevel": 2}
+        shared: dict[str, Any] = {"model_type": "bpe", "vocab_size": self.vocab_size, "minloglevel": 2}
+        shared["max_sentence_length"] = 2**30  # by default it would skip lines above 4,192 bytes
         if not self.lossless:
             return shared | {"character_coverage": 1.0}
         return shared | {
@@ -107,7 +106,7 @@ class Tokenizer:
 def pieces(text: str) -> Iterator[str]:
     """The text in lines, long ones cut at a space: encoding them one by one gives the tokens of the whole."""
     for line in LINES.findall(text):
-        yield from _cut(line, LONGEST_PIECE)
+        yield from _cut(line)
 
 
 def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -> Tokenizer:
@@ -119,6 +118,7 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
         with Progress(f"tokenizer of {config.vocab_size:,} pieces for {corpus.name}", unit="bytes") as progress:
             sample = _Sample(corpus, share, progress)
             model = _train(sample, config, corpus.name)
+        refuse_changed_text(corpus, census, {"train": sample.hash})
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(model)
             facts = {
@@ -140,28 +140,41 @@ class _Sample:
     def __init__(self, corpus: Corpus, share: float, progress: Progress) -> None:
         self.corpus, self.share, self.progress = corpus, share, progress
         self.bytes = 0
+        self.hash = TextHash(corpus.separated)
+        """Of all the text of the split, chosen or not."""
+        self.error: BaseException | None = None
+        """What went wrong while reading: SentencePiece would only hand on its text."""
 
     def __iter__(self) -> Iterator[str]:
-        for split, text, _ in self.corpus.passages():
-            if split != "train" or not self._chosen(text):
-                continue
-            self.bytes += len(text.encode())
-            self.progress.update(self.bytes, f"{self.bytes / 1e6:.0f} MB read")
-            for line in text.split("\n"):
-                yield from _cut(line, LONGEST_LINE)
+        try:
+            for split, text, ends_document in self.corpus.passages():
+                if split == "train":
+                    encoded = text.encode()
+                    self.hash.update(encoded, ends_document)
+                    if self._chosen(encoded):
+                        self.bytes += len(encoded)
+                        self.progress.update(self.bytes, f"{self.bytes / 1e6:.0f} MB read")
+                        yield from text.split("\n")
+        except BaseException as error:
+            self.error = error
+            raise
 
-    def _chosen(self, text: str) -> bool:
+    def _chosen(self, encoded: bytes) -> bool:
         if self.share >= 1.0:
             return True
-        digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"sample").digest()
+        digest = hashlib.blake2b(encoded, digest_size=8, person=b"sample").digest()
         return int.from_bytes(digest, "big") / 2**64 < self.share
 
 
-def _train(lines: Iterable[str], config: TokenizerConfig, corpus: str) -> bytes:
+def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **config.settings())
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample), model_writer=model, **config.settings()
+        )
     except RuntimeError as error:
+        if sample.error is not None:
+            raise sample.error from None
         reason = str(error).strip().splitlines()[-1]
         limit = re.search(r"<= (\d+)", reason)
         needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
@@ -173,7 +186,7 @@ def _train(lines: Iterable[str], config: TokenizerConfig, corpus: str) -> bytes:
     return model.getvalue()
 
 
-def _cut(line: str, longest: int) -> Iterator[str]:
+def _cut(line: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
     """The line in parts of about `longest` bytes at most; cuts are at lone spaces, which start the next part."""
     start, width = 0, 1 if line.isascii() else 4
     while (len(line) - start) * width > longest:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+FLEX_COMPILATIONS = 64
+"""Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""
+
 AttentionName = Literal["auto", "sdpa", "flex"]
 
 
@@ -86,6 +89,9 @@ def _flex_alibi(queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor) -
 def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    # Past the limit of recompilations dynamo would run it unfused, with all scores in memory, and only warn.
+    dynamo: Any = torch._dynamo
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, FLEX_COMPILATIONS)
     return torch.compile(flex_attention)
 
 
@@ -96,4 +102,5 @@ def _causal_mask(length: int, device: str) -> Any:
     def causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    return create_block_mask(causal, None, None, length, length, device=device)
+    with torch.inference_mode(False):  # an evaluation may make the mask that training will need
+        return create_block_mask(causal, None, None, length, length, device=device)

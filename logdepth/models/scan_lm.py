@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
 from logdepth.operators.initialisation import scaled_linear
+from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, ScanState, scan
 from logdepth.shapes import Batch, Packed, Tokens
 
@@ -65,6 +66,7 @@ class ScanLMConfig:
             raise ValueError(
                 f"the post-embedding net halves operator.width, which must be even; got {self.operator.width}"
             )
+        check_dropouts(self)
 
     @property
     def width(self) -> int:
@@ -185,8 +187,8 @@ class ScanLayer(nn.Module):
         hidden = self.embedding_net(self.into_state(self.norm(features)))
         leaves = hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
         prefixes, state = scan(
-            self._operators(),
-            leaves,
+            self.operators(),
+            leaves.to(self.into_state.weight.dtype),  # autocast must not decide what states are
             state,
             lengths=lengths,
             cu_seqlens=cu_seqlens,
@@ -194,7 +196,8 @@ class ScanLayer(nn.Module):
         )
         return self.out_of_state(prefixes) + self.input_residual * features, state
 
-    def _operators(self) -> Operator | OperatorPair:
+    def operators(self) -> Operator | OperatorPair:
+        """What the scan is given: one operator, or one for each sweep."""
         if self.post_merge_in_up_sweep_only:
             return self.operator, self.operator.operator  # type: ignore[return-value]
         return self.operator

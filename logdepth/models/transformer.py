@@ -19,6 +19,7 @@ from logdepth.models.attention import (
     sinusoids,
 )
 from logdepth.models.packing import unpack
+from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike
 from logdepth.scanning.integers import integers
 from logdepth.shapes import Tokens
@@ -50,6 +51,7 @@ class TransformerConfig:
             raise ValueError("embed_width, num_layers and num_heads must be at least 1")
         if self.embed_width % self.num_heads:
             raise ValueError(f"embed_width {self.embed_width} does not divide into {self.num_heads} heads")
+        check_dropouts(self)
 
     def build(self, vocab_size: int) -> "Transformer":
         return Transformer(self, vocab_size)
@@ -70,12 +72,21 @@ class KeyValueState(NamedTuple):
 
     def select(self, rows: Sequence[int] | Tensor) -> "KeyValueState":
         """The given rows, in the given order; a row may come twice or not at all."""
-        chosen = torch.as_tensor(rows, dtype=torch.int64)
-        on_device = chosen.to(self.keys[0].device)
+        chosen = torch.as_tensor(rows, dtype=torch.int64).cpu()
+        index, lengths = chosen.to(self.keys[0].device), self.lengths[chosen]
         return KeyValueState(
-            tuple(keys.index_select(0, on_device) for keys in self.keys),
-            tuple(values.index_select(0, on_device) for values in self.values),
-            self.lengths[chosen.cpu()],
+            tuple(keys.index_select(0, index) for keys in self.keys),
+            tuple(values.index_select(0, index) for values in self.values),
+            lengths,
+        ).cut()
+
+    def cut(self) -> "KeyValueState":
+        """Without the columns that no row has: the caches are as long as the longest row."""
+        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        return KeyValueState(
+            tuple(keys[:, :, :longest] for keys in self.keys),
+            tuple(values[:, :, :longest] for values in self.values),
+            self.lengths,
         )
 
     def detach(self) -> "KeyValueState":
@@ -119,7 +130,11 @@ class Transformer(nn.Module):
         del lengths
         if cu_seqlens is not None:
             rows, index = unpack(tokens, cu_seqlens)
-            return self.forward(rows).flatten(0, 1).index_select(0, index)
+            return self._logits(self._features(rows).flatten(0, 1).index_select(0, index))
+        return self._logits(self._features(tokens))
+
+    def _features(self, tokens: Tokens) -> Tensor:
+        """What the head reads, before its norm."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         features = self._embed(tokens, positions)
         backend = chosen_backend(self.config.attention, alibi=self.slopes is not None, device=tokens.device)
@@ -127,7 +142,7 @@ class Transformer(nn.Module):
             queries, keys, values = block.attention.project(block.attention_norm(features))
             attended = causal_attention(queries, keys, values, self.slopes, backend)
             features = block.after_attention(features, attended)
-        return self._logits(features)
+        return features
 
     def init_state(self, batch: int) -> KeyValueState:
         """The state of `batch` streams that have seen nothing."""
@@ -156,7 +171,8 @@ class Transformer(nn.Module):
         new = torch.full((batch,), length) if lengths is None else torch.from_numpy(integers("lengths", lengths))
         if new.shape != (batch,) or (new < 0).any() or (new > length).any():
             raise ValueError(f"lengths must be {batch} numbers from 0 to {length}; got {new.tolist()[:8]}")
-        return self._logits(features), KeyValueState(tuple(all_keys), tuple(all_values), state.lengths + new)
+        after = KeyValueState(tuple(all_keys), tuple(all_values), state.lengths + new)
+        return self._logits(features), after.cut() if lengths is not None else after
 
     def attention_in_words(self) -> str:
         """What computes attention in a forward pass on this device and in this dtype."""

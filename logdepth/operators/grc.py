@@ -11,6 +11,7 @@ from torch import nn
 
 from logdepth.operators.activation import ActivationName, activation_named
 from logdepth.operators.initialisation import scaled_linear
+from logdepth.ranges import check_dropouts
 from logdepth.shapes import Rows
 
 
@@ -22,6 +23,9 @@ class GRCConfig:
     """Of the hidden layer. The paper's code uses SiLU, Ordered Memory used ReLU."""
     dropout: float = 0.0
     """Applied to the pair of operands on its way into the cell, and to the hidden layer."""
+
+    def __post_init__(self) -> None:
+        check_dropouts(self)
 
     def build(self) -> "GRC":
         return GRC(self.width, activation=self.activation, dropout=self.dropout)

@@ -10,6 +10,7 @@ from torch import nn
 
 from logdepth.operators.activation import ActivationName, activation_named
 from logdepth.operators.initialisation import scaled_linear
+from logdepth.ranges import check_dropouts
 from logdepth.scanning import Operator
 from logdepth.shapes import Rows
 
@@ -33,6 +34,9 @@ class PostMergeConfig:
     def original(cls, width: int) -> Self:
         """As in "Length Generalization with Log-Depth Recurrent Units"."""
         return cls(width=width, hidden_multiple=4, activation="relu", init_scale=0.02)
+
+    def __post_init__(self) -> None:
+        check_dropouts(self)
 
     def build(self, operator: Operator) -> "PostMerge":
         return PostMerge(

@@ -84,8 +84,8 @@ class RunConfig:
     """How it is trained."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative; got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
 
 
 def device_named(name: str) -> torch.device:
@@ -94,6 +94,8 @@ def device_named(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("only cpu and cuda are supported")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

@@ -12,6 +12,7 @@ checkpoint.safetensors everything needed to go on, bit for bit
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -72,6 +73,9 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose another --out")
+        existing = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write {self.path}: {existing} does not let us; choose another --out")
         if self.path.is_dir():
             others = [file.name for file in self.path.iterdir() if not file.name.startswith(PARTIAL)]
             if not set(others) <= WRITTEN_BEFORE_CONFIG:
@@ -128,9 +132,10 @@ class RunFolder:
                 found.append(json.loads(line))
         return found
 
-    def rewind_metrics(self, step: int) -> None:
-        """Forgets what was measured after the step from which training goes on: it will be measured again."""
-        kept = [line for line in self.read_metrics() if line["step"] <= step]
+    def rewind_metrics(self, step: int, validated: int) -> None:
+        """Forgets what was measured after the steps from which training goes on: it will be measured again."""
+        limits = {"train": step, "valid": validated}
+        kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
         with replacing(self.metrics) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
@@ -148,15 +153,19 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {self.path}") from None
+            for partial in self.path.glob(f"{PARTIAL}*"):  # what a killed process left
+                partial.unlink()
             yield
 
     def _saved(self) -> dict[str, Any]:
         if not self.exists:
             raise UserError(f"{self.path} holds no run: there is no config.json in it")
         saved: dict[str, Any] = read_json(self.path / "config.json")
-        if saved.get("version") != VERSION:
+        if not isinstance(saved, dict) or not {"version", "config", "store"} <= saved.keys():
+            raise UserError(f"{self.path}/config.json is not that of a run")
+        if saved["version"] != VERSION:
             raise UserError(
-                f"{self.path}/config.json has version {saved.get('version')}; this logdepth reads version {VERSION}"
+                f"{self.path}/config.json has version {saved['version']}; this logdepth reads version {VERSION}"
             )
         return saved
 

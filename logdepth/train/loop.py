@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from logdepth.data import Batches, Prepared, document_bounds
 from logdepth.errors import UserError
-from logdepth.evaluate import Evaluation, evaluate
+from logdepth.evaluate import Evaluation, evaluate, perplexity
 from logdepth.models import LanguageModel, ScanLM
 from logdepth.progress import Progress
 from logdepth.runs import RunConfig, RunFolder, arithmetic
@@ -26,7 +26,7 @@ from logdepth.runs.folder import load_weights
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.interrupt import Interrupted, StopRequest
 from logdepth.train.optimizer import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
-from logdepth.train.trackers import check_trackers, open_trackers
+from logdepth.train.trackers import open_trackers
 
 VERSION = 1
 Reason = Literal["all steps done", "no better validation loss"]
@@ -62,9 +62,8 @@ class Trainer:
             prepared.stores["train"], batch_size=train.batch_size, context=train.context, seed=config.seed
         )
         self.separator = prepared.stores["train"].info.separator if train.reset_at_documents else None
-        if train.reset_at_documents and self.separator is None:
-            raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents has no documents")
-        check_trackers(config)
+        if len(self.valid) < 2:
+            raise UserError(f"the valid split of '{config.data.corpus}' has fewer than two tokens; nothing to predict")
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         self.validate_every = train.evaluate_every or self.batches.steps_per_epoch
         torch.manual_seed(config.seed)
@@ -77,14 +76,14 @@ class Trainer:
             compile_model(self.model)
         self.unseen: list[tuple[int, Tensor, Tensor]] = []
         """Step, loss and norm of the gradient of steps not yet looked at: looking makes a GPU wait."""
-        self.logged_at = time.monotonic()
+        self.logged_at, self.timed_steps = time.monotonic(), 0
 
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
         standing = self.standing
         if standing.finished:
             return standing
-        self.folder.rewind_metrics(standing.step)
+        self.folder.rewind_metrics(standing.step, standing.validated)
         self.trackers = open_trackers(self.config, self.folder.path, standing.step)
         label = f"training {self.folder.path}"
         self.started = time.monotonic() - standing.seconds
@@ -113,6 +112,7 @@ class Trainer:
         loss = self._gradients(windows)
         norm = self._update(rate)
         self.standing.step = step + 1
+        self.timed_steps += 1
         self.unseen.append((step + 1, loss, norm))
         if (step + 1) % train.log_every == 0:
             self._log(rate)
@@ -155,11 +155,11 @@ class Trainer:
         norm, standing, train = self._look(), self.standing, self.config.train
         loss = sum(standing.losses) / len(standing.losses)
         now = time.monotonic()
-        speed = len(standing.losses) * train.batch_size * train.context / (now - self.logged_at)
-        self.logged_at, standing.losses = now, []
+        speed = self.timed_steps * train.batch_size * train.context / (now - self.logged_at)
+        self.logged_at, self.timed_steps, standing.losses = now, 0, []
         self._record("train", {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens_per_second": speed})
         epoch = standing.step / self.batches.steps_per_epoch
-        note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {math.exp(loss):.1f}, {speed:,.0f} tokens/s"
+        note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s"
         self.progress.update(standing.step, note)
 
     def _look(self) -> float:
@@ -244,8 +244,9 @@ class Trainer:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         moments = optimizer_tensors(self.model, self.optimizer)
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
-        save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
         self.folder.save_weights("last", self.model, self.standing.step)
+        # Last, for it says what is done: a kill before it makes the rest again.
+        save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
 
     def _restore(self) -> None:
         tensors, record = load_tensors(self.folder.checkpoint)
@@ -262,7 +263,9 @@ def compile_model(model: LanguageModel) -> None:
     """Compiles in place, so that the names of weights stay: a ScanLM's operators, or the whole Transformer."""
     if isinstance(model, ScanLM):
         for layer in model.layers:
-            layer.operator.compile(dynamic=True)  # type: ignore[union-attr]
+            operators = layer.operators()  # type: ignore[operator]
+            for operator in operators if isinstance(operators, tuple) else (operators,):
+                operator.compile(dynamic=True)
     else:
         model.compile()
 

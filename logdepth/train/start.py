@@ -3,18 +3,22 @@
 import sys
 from pathlib import Path
 
-from logdepth.data import Prepared, is_prepared, open_prepared, prepare
+from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
 from logdepth.train.loop import Standing, Trainer
+from logdepth.train.trackers import check_trackers
 
 
 def train(config: RunConfig, out: Path, data_dir: Path | None = None) -> Standing:
-    """A new run in the folder `out`; nothing is written there before everything is known to fit."""
+    """A new run in the folder `out`; everything that can be known to be wrong is refused before work begins."""
     folder = RunFolder(out)
     folder.refuse_if_taken()
     device = device_named(config.train.device)
+    check_trackers(config)
+    if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
+        raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
     prepared = prepare(config.data, data_dir)
     trainer = Trainer(folder, config, prepared, device)
     with folder.locked():
@@ -40,9 +44,8 @@ def prepared_for(folder: RunFolder, data_dir: Path | None = None) -> Prepared:
     key = folder.store_key()
     if is_prepared(key):
         return open_prepared(key)
-    prepared = prepare(folder.config().data, data_dir)
+    data = folder.config().data
+    prepared = prepare(data, data_dir, folder.tokenizer())
     if prepared.key != key:
-        raise UserError(
-            f"the corpus is not the one that {folder.path} was trained on: that was {key}, this is {prepared.key}"
-        )
+        raise UserError(f"corpus '{data.corpus}' is not the text that {folder.path} was trained on; find the old one")
     return prepared

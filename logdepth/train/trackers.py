@@ -1,10 +1,12 @@
 """Optional trackers of metrics: TensorBoard and Weights & Biases. metrics.jsonl is written with or without them."""
 
 import importlib
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from logdepth.atomic import replacing
 from logdepth.config import to_dict
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig
@@ -47,9 +49,17 @@ class _WeightsAndBiases:
     def __init__(self, config: RunConfig, folder: Path, _step: int) -> None:
         import wandb
 
-        name = folder.resolve().name
+        file = folder / "wandb-id.txt"  # a name of its own: folders of one name may lie in many places
+        if not file.is_file():
+            with replacing(file) as partial:
+                partial.write_text(secrets.token_hex(8))
         self.run: Any = wandb.init(
-            project="logdepth", name=name, id=name, resume="allow", dir=str(folder), config=to_dict(config)
+            project="logdepth",
+            name=folder.resolve().name,
+            id=file.read_text(),
+            resume="allow",
+            dir=str(folder),
+            config=to_dict(config),
         )
 
     def log(self, step: int, values: dict[str, float]) -> None:
