@@ -43,7 +43,7 @@ def test_self_check_runs_uninstalled() -> None:
     assert run_python("-m", "logdepth", "--version").strip() == f"logdepth {logdepth.__version__}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/the-scan.md", "docs/extending.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/the-scan.md", "docs/extending.md", "docs/language-models.md"])
 def test_python_examples_run_as_printed(document: str, tmp_path: Path) -> None:
     """The blocks of a document are one program, in order; lines `# → text` say what the line before prints."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
