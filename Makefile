@@ -42,8 +42,9 @@ mutation: $(STAMP) ## mutation testing of the index planning (minutes); survivor
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-benchmark: $(STAMP) ## time and memory of the scan against its floor, on the CPU
+benchmark: $(STAMP) ## time and memory of the scan against its floor, and of training, on the CPU
 	$(BIN)/python benchmarks/scan.py --out results/scan-cpu.json
+	$(BIN)/python benchmarks/train.py --device cpu --out results/train-cpu.json
 
 figures: $(STAMP) ## draw the README's figures again, from results/ where they show numbers
 	$(BIN)/python docs/figures/draw_scan.py
