@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig
 from logdepth.runs import RunConfig, TrainConfig
@@ -118,3 +120,19 @@ def test_compiled_models_learn(name: str, corpus: Path, tmp_path: Path) -> None:
 def test_attention_is_named(name: str, words: str) -> None:
     (timing,) = time_model(MODELS[name].build(VOCAB).cuda(), [128], batch_size=2, repeats=2)
     assert words in timing.attention
+
+
+def test_flex_attention_stays_compiled_over_the_papers_lengths() -> None:
+    model = MODELS["alibi"].build(VOCAB).cuda().eval()
+    with warnings.catch_warnings(), torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
+        warnings.filterwarnings("error", message="flex_attention called without torch.compile")
+        for context in PAPER_CONTEXTS:
+            assert model(tokens_of(2, context).cuda()).isfinite().all()
+
+
+def test_a_mask_made_in_an_evaluation_serves_training() -> None:
+    model, tokens = MODELS["alibi"].build(VOCAB).cuda(), tokens_of(2, 77).cuda()
+    with torch.inference_mode():
+        model(tokens)
+    F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    assert model.embedding.weight.grad.isfinite().all()
