@@ -252,10 +252,8 @@ class Trainer:
         tensors, record = load_tensors(self.folder.checkpoint)
         if not isinstance(record, dict) or record.get("version") != VERSION:
             raise UserError(f"{self.folder.checkpoint} is not a checkpoint of this version of logdepth")
-        weights = {name.removeprefix("model/"): one for name, one in tensors.items() if name.startswith("model/")}
-        load_weights(self.model, weights, self.folder.checkpoint)
-        moments = {name.removeprefix("optimizer/"): one for name, one in tensors.items() if name.startswith("opti")}
-        restore_optimizer(self.model, self.optimizer, moments)
+        load_weights(self.model, _below("model/", tensors), self.folder.checkpoint)
+        restore_optimizer(self.model, self.optimizer, _below("optimizer/", tensors))
         self.standing = Standing(**record["standing"])
 
 
@@ -270,6 +268,10 @@ def compile_model(model: LanguageModel) -> None:
         model.compile()
 
 
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+
 def _seed_of(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
 
@@ -281,11 +283,12 @@ def _repeatable(device: torch.device, deterministic: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
     memory: Any = torch.utils.deterministic
     fill, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
         memory.fill_uninitialized_memory = fill
