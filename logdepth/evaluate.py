@@ -24,6 +24,8 @@ PAPER_CONTEXTS = tuple(range(32, 2977, 128))
 """The paper's grid: 32, 160, …, 2,976."""
 BATCH_TOKENS = 16_384
 """Tokens that go through a model at once; longer windows go through in parts, with the state carried on."""
+BATCH_LOGITS = 2**27
+"""Logits that a model gives at once: with a large vocabulary, fewer tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +136,12 @@ def evaluate(
     model.eval()
     try:
         done = 0
-        for windows in _windows(len(store) - 1, context, stride):
+        batch_tokens = min(BATCH_TOKENS, max(1, BATCH_LOGITS // model.vocab_size))
+        for windows in _windows(len(store) - 1, context, stride, batch_tokens):
             rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
             with arithmetic(precision, device):
-                losses = _losses(model, torch.from_numpy(rows).to(device), separator)[:, windows.counted_from :]
+                losses = _losses(model, torch.from_numpy(rows).to(device), separator, batch_tokens)
+            losses = losses[:, windows.counted_from :]
             nats[windows.counted_from : windows.length] += losses.sum(axis=0)
             counts[windows.counted_from : windows.length] += len(rows)
             done += losses.size
@@ -147,9 +151,9 @@ def evaluate(
     return _evaluation(info, context, stride, nats, counts)
 
 
-def _windows(num_predictions: int, context: int, stride: int) -> Iterator[_Windows]:
+def _windows(num_predictions: int, context: int, stride: int, batch_tokens: int) -> Iterator[_Windows]:
     """All windows over the inputs, in batches of one shape. Each prediction is counted once."""
-    num_rows = max(1, BATCH_TOKENS // context)
+    num_rows = max(1, batch_tokens // context)
     full: list[int] = []
     start, counted_to = 0, 0
     while counted_to < num_predictions:
@@ -171,16 +175,16 @@ def _windows(num_predictions: int, context: int, stride: int) -> Iterator[_Windo
         yield _Windows(full, context, context - stride)
 
 
-def _losses(model: LanguageModel, rows: Tensor, separator: int | None) -> NDArray[np.float64]:
+def _losses(model: LanguageModel, rows: Tensor, separator: int | None, batch_tokens: int) -> NDArray[np.float64]:
     """Nats at every position of `[rows, length + 1]` tokens."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
     if separator is not None:
         logits = model(inputs.flatten(), cu_seqlens=document_bounds(inputs.cpu().numpy(), separator))
         return _nats(logits.unflatten(0, inputs.shape), targets)
-    if inputs.numel() <= BATCH_TOKENS:
+    if inputs.numel() <= batch_tokens:
         return _nats(model(inputs), targets)
     parts, state = [], model.init_state(len(rows))
-    part = max(1, BATCH_TOKENS // len(rows))
+    part = max(1, batch_tokens // len(rows))
     for start in range(0, inputs.shape[1], part):
         logits, state = model.step(inputs[:, start : start + part], state)  # type: ignore[arg-type]
         parts.append(_nats(logits, targets[:, start : start + part]))
