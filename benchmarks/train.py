@@ -82,13 +82,13 @@ def random_stores(folder: Path, vocab_size: int) -> Prepared:
     for split, count in TOKENS.items():
         tokens = np.random.default_rng(0).integers(vocab_size, size=count).astype("<u2")
         tokens.tofile(folder / f"{split}.bin")
-        facts = dict.fromkeys(("documents", "words", "line_ends", "bytes"), 1)
+        facts = dict.fromkeys(("documents", "words", "line_ends", "bytes", "unknown"), 1)
         info = StoreInfo(
             corpus="random", split=split, dtype="<u2", vocab_size=vocab_size, tokenizer_hash="", text_sha256="",
             tokens=count, separator=None, **facts,
         )  # fmt: skip
         stores[split] = TokenStore(np.memmap(folder / f"{split}.bin", dtype="<u2", mode="r"), info)
-    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b""), stores, None)
+    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b""), stores, [], None)
 
 
 def measure(name: str, config: RunConfig, device: torch.device, steps: int, warmups: int) -> dict[str, Any]:

@@ -30,11 +30,19 @@ def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
     for name in saved:
         if name not in fields:
             raise UserError(f"{where}: unknown field '{name}'{did_you_mean(str(name), fields)}")
+    required = (name for name, one in fields.items() if _has_no_default(one))
+    for name in required:
+        if name not in saved:
+            raise UserError(f"{where}: the field '{name}' of {cls.__name__} is missing")
     values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in saved.items()}
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _has_no_default(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def override(config: Config, changes: dict[str, Any], where: str = "config") -> Config:

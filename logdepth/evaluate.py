@@ -44,6 +44,8 @@ class Evaluation:
     """Of the raw text."""
     separator: int | None
     """The token after every document, whose prediction is part of the loss; None where the split is one stream."""
+    unknown: int
+    """Tokens of the split whose text the tokenizer does not know. It is lost, which flatters words and bytes."""
     nats: float
     position_nats: NDArray[np.float64]
     """Total loss at each position of a window."""
@@ -85,6 +87,7 @@ class Evaluation:
             "words": self.words,
             "bytes": self.bytes,
             "separator": self.separator,
+            "unknown": self.unknown,
             "nats": self.nats,
             "loss": self.loss,
             "token_perplexity": self.token_perplexity,
@@ -208,6 +211,7 @@ def _evaluation(
         words=info.words + info.line_ends,
         bytes=info.bytes,
         separator=info.separator,
+        unknown=info.unknown,
         nats=float(nats.sum()),
         position_nats=nats,
         position_tokens=counts,

@@ -70,15 +70,15 @@ def in_words(seconds: float) -> str:
 
 def _bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("· left"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=10),
+        TextColumn("{task.percentage:.0f} %"),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
+        expand=True,
     )

@@ -1,5 +1,6 @@
 """The command line as people and programs meet it: one line and exit code 2 for every mistake, JSON where asked."""
 
+import io
 import json
 import math
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 import logdepth
 from logdepth.cli import VERBS, main
+from logdepth.data import CORPORA
 from logdepth.progress import Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunFolder
@@ -145,6 +147,28 @@ def test_train_and_everything_after_it(
     assert "SDPA" in times["timings"][0]["attention"]
 
 
+def test_several_samples_and_prompts_from_stdin(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = answer(capsys, "generate", str(trained), "--prompt", "my", "--samples", "3", "--max-tokens", "9")
+    assert len({one["text"] for one in made}) == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO("the old clock"))
+    made = answer(capsys, "generate", str(trained), "--prompt", "-", "--max-tokens", "2")
+    assert made[0]["prompt"] == "the old clock"
+
+
+def test_corpora_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(answer(capsys, "corpora")) == set(CORPORA)
+    assert main(["corpora"]) == 0
+    assert "Penn Treebank" in capsys.readouterr().out
+
+
+def test_unknown_text_is_mentioned(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test.txt").write_text("the cat ☃ draws 漢字 .\n")
+    assert main(["evaluate", str(trained), "--paths", str(tmp_path)]) == 0
+    assert "of the tokens are unknown to the tokenizer" in capsys.readouterr().out
+
+
 def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "best.json"
     file.write_text(json.dumps({"train": {"learning_rate": 0.5, "clip": 2.0}, "model": {"operator": {"width": 16}}}))
@@ -159,13 +183,17 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
     config = RunFolder(out).config()
     assert (config.train.learning_rate, config.train.clip, config.model.operator.width) == (0.5, 3.0, 16)
     assert not config.model.tied
-    again = answer(
-        capsys, "train", "pydocs-ar-grc", "--config", str(out / "config.json"), "--out", str(tmp_path / "two")
-    )
+    saved, two = str(out / "config.json"), str(tmp_path / "two")
+    again = answer(capsys, "train", "pydocs-ar-grc", "--config", saved, "--out", two)
     assert again["best_loss"] == report["best_loss"]
     for wrong in ("[1]", '{"model": {"kind": []}}'):
         file.write_text(wrong)
         refused(capsys, "train", "pydocs-ar-grc", "--config", str(file))
+    assert main(["train", "--config", saved, "--out", str(tmp_path / "three"), "--train.max-steps", "2"]) == 0
+    assert RunFolder(tmp_path / "three").config().model == config.model
+    assert "needs --out" in refused(capsys, "train", "--config", saved)
+    line = refused(capsys, "train", "pydocs-transformer-alibi", "--config", saved)
+    assert "is for a ScanLMConfig, not TransformerConfig as this recipe has" in line
     file.write_text('{"train": {"learnin_rate": 1}}')
     line = refused(capsys, "train", "pydocs-ar-grc", "--config", str(file))
     assert line.endswith("best.json.train: unknown field 'learnin_rate'; did you mean 'learning_rate'?")
@@ -178,12 +206,22 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train", "which recipe? `logdepth recipes` lists them"),
         ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
-        ("train pydocs-ar-grc --train.epochs many", "--train.epochs: invalid literal for int()"),
+        ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected a whole number; got 'many'"),
+        ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
+        ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),
+        ("train --resume", "resume"),
+        ("train pydocs-ar-grc --resume {run}", "leave out 'pydocs-ar-grc'"),
+        ("train --resume {run} --train.max-steps 6", "start a new run, with --train.init-from"),
+        ("train --seed 1 pydocs-ar-grc --train.epochs 0", "epochs must be at least 1"),
+        ("generate {run} --prompt", "--prompt needs a text"),
+        ("generate {run} --samples 0", "--samples must be at least 1"),
+        ("evaluate {run} --device cuda:99", "try --device cpu"),
+        ("corpora --jsn", "unrecognized options: --jsn"),
         ("train pydocs-ar-grc --train.epochs 0", "epochs must be at least 1; got 0"),
         ("train pydocs-ar-grc --model.post-merge both", "invalid choice 'both'"),
         ("train pydocs-ar-grc --model.depth 0", "must be at least 1"),
         ("train pydocs-ar-grc --data.corpus pydoc", "there is no corpus 'pydoc'; did you mean 'pydocs'?"),
-        ("train pydocs-ar-grc --data.corpus text", "needs --data.paths"),
+        ("train pydocs-ar-grc --data.corpus text", "needs files or folders to read: --data.paths"),
         ("train pydocs-ar-grc --data.corpus text --data.paths /nowhere", "/nowhere is not there"),
         ("train pydocs-ar-grc --train.device cuda:99", "device 'cuda:99' cannot be used here"),
         ("train pydocs-ar-grc --train.device gpu", "device 'gpu' cannot be used here"),
@@ -195,12 +233,12 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train ptb-ar-grc", "none is set: give --data-dir or LOGDEPTH_DATA"),
         ("train ptb-ar-grc --data-dir /nowhere", "the data folder /nowhere is not there"),
         ("train --resume /nowhere", "/nowhere holds no run"),
-        ("train --resume /nowhere --train.epochs 3", "unrecognized options: --train.epochs"),
+        ("train --resume /nowhere --fast", "unrecognized options: --fast"),
         ("evaluate", "RUN is missing"),
         ("evaluate /nowhere", "/nowhere holds no run"),
         ("evaluate {run} --contexts 0", "--contexts must be at least 1"),
-        ("evaluate {run} --contexts 8 --stride 9", "--stride from 1 to the smallest; got 8 and 9"),
-        ("evaluate {run} --stride 0", "--stride from 1 to the smallest"),
+        ("evaluate {run} --contexts 8 --stride 9", "--stride must be from 1 to the context; got 9 and 8"),
+        ("evaluate {run} --stride 0", "--stride must be from 1 to the context"),
         ("train pydocs-ar-grc --model.leaf-dropout 1.5", "leaf_dropout must be from 0 to below 1; got 1.5"),
         ("train pydocs-ar-grc --model.operator.dropout -0.1", "dropout must be from 0 to below 1; got -0.1"),
         ("train pydocs-ar-grc --seed 99999999999999999999999", "seed must be from 0 to below 2^63"),
@@ -221,7 +259,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("time pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("time pydocs-ar-grc --contexts 0", "must be at least 1"),
         ("prepare ptbb", "there is no corpus or recipe 'ptbb'; did you mean 'ptb'?"),
-        ("prepare text", "needs --data.paths"),
+        ("prepare text", "needs files or folders to read: --data.paths"),
         ("completion csh", "invalid choice 'csh'"),
         ("recipes --jsn", "unrecognized options: --jsn"),
         ("check --fast", "unrecognized options: --fast"),

@@ -26,7 +26,13 @@ class Other:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Needs:
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outer:
+    needs: Needs = Needs(width=1)
     one: Inner | Other = Inner()
     maybe: Inner | None = None
     numbers: tuple[int, ...] = (1, 2)
@@ -70,6 +76,7 @@ def test_missing_fields_take_their_defaults() -> None:
         ({"count": 1.5}, "config.count: expected int or null; got 1.5"),
         ({"count": True}, "config.count: expected int or null; got True"),
         ([], "config: expected a mapping of fields of Outer"),
+        ({"needs": {}}, "config.needs: the field 'width' of Needs is missing"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(saved: Any, says: str) -> None:

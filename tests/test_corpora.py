@@ -137,15 +137,26 @@ def test_text_files_are_cut_in_three_at_line_ends(tmp_path: Path) -> None:
 
 
 def test_names_of_files_say_their_split(tmp_path: Path) -> None:
-    for name in ("train-00.txt", "train-01.txt", "val.txt", "test.jsonl"):
+    for name in ("my_train-00.txt", "train-01.txt", "wiki.val.txt", "test.jsonl"):
         if name.endswith("txt"):
             (tmp_path / name).write_text(f"{name}\nmore\n")
         else:
             write_jsonl(tmp_path / name, ["a", "b"])
     passages = list(Text(None, (tmp_path,)).passages())
-    assert texts(passages, "train") == "train-00.txt\nmore\ntrain-01.txt\nmore\n"
-    assert texts(passages, "valid") == "val.txt\nmore\n"
+    assert texts(passages, "train") == "my_train-00.txt\nmore\ntrain-01.txt\nmore\n"
+    assert texts(passages, "valid") == "wiki.val.txt\nmore\n"
     assert texts(passages, "test") == "ab"
+    (tmp_path / "train-test.txt").write_text("x\n" * 100)
+    (tmp_path / "z.jsonl").write_text("")
+    notes = Text(None, (tmp_path,)).notes()
+    assert [note.split(": ")[1] for note in notes] == [
+        "train",
+        "test",
+        "train",
+        "cut into train, valid and test",
+        "valid",
+        "documents split by hash",
+    ]
 
 
 def bad_json(folder: Path) -> None:
@@ -224,7 +235,7 @@ def test_missing_corpora_say_what_was_looked_for_where(tmp_path: Path, monkeypat
         list(CORPORA["ptb"](Path("/nowhere")).passages())
     with pytest.raises(UserError, match=r"takes no --data\.paths"):
         CORPORA["ptb"](None, (tmp_path,))
-    with pytest.raises(UserError, match=r"needs --data\.paths"):
+    with pytest.raises(UserError, match=r"needs files or folders to read"):
         Text()
 
 

@@ -229,6 +229,11 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
         (lambda: dataclasses.replace(SCAN, operator=GRCConfig(width=7)), "must be even; got 7"),
         (lambda: TRANSFORMER.build(VOCAB)(random_tokens(4), cu_seqlens=[0, 5]), "rise from 0 to the 4 packed tokens"),
         (
+            lambda: SCAN.build(VOCAB)(torch.zeros(3, dtype=torch.int64)),
+            r"whole numbers \[batch, length\]; got .*\(3,\)",
+        ),
+        (lambda: TRANSFORMER.build(VOCAB)(torch.zeros(1, 3)), "whole numbers"),
+        (
             lambda: (model := TRANSFORMER.build(VOCAB)).step(random_tokens(1, 4), model.init_state(1), lengths=[5]),
             "numbers from 0 to 4",
         ),

@@ -32,6 +32,7 @@ def test_a_store_holds_the_encoded_text_and_its_counts(corpus: Path) -> None:
         assert (info.words, info.line_ends, info.bytes) == (len(text.split()), text.count("\n"), len(text.encode()))
         assert (info.tokens, info.vocab_size, info.documents) == (len(store), VOCAB, 1)
         assert info.tokenizer_hash == prepared.tokenizer.hash
+        assert info.unknown == 0
     again = prepare(tiny_data(corpus))
     assert again.key == prepared.key
     assert open_prepared(prepared.key).stores["test"].info == prepared.stores["test"].info
@@ -56,6 +57,8 @@ def test_text_can_be_prepared_with_the_tokenizer_of_another(corpus: Path, tmp_pa
     other = prepare(tiny_data(tmp_path), tokenizer=tokenizer)
     assert other.tokenizer.hash == tokenizer.hash
     assert other.stores["test"].info.words == 6
+    (tmp_path / "test.txt").write_text("the 漢字 cat ☃ draws .\n")
+    assert prepare(tiny_data(tmp_path), tokenizer=tokenizer).stores["test"].info.unknown == 2
     with pytest.raises(UserError, match="its train split is empty"):
         prepare(tiny_data(tmp_path))
 

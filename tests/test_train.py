@@ -23,7 +23,7 @@ from logdepth.train import Interrupted, Trainer, resume, train
 from logdepth.train.optimizer import build_optimizer, learning_rate
 from tests.run_folders import measured, same_files
 from tests.small_models import SCAN, SMALL_MODELS
-from tests.tiny_corpus import tiny_data
+from tests.tiny_corpus import tiny_data, write_corpus
 
 TRAIN = TrainConfig(
     learning_rate=1e-2, max_steps=24, evaluate_every=8, batch_size=8, context=16, log_every=4, device="cpu"
@@ -352,7 +352,7 @@ def test_damaged_runs_are_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a checkpoint of this version"):
         resume(tmp_path)
     save_tensors(tmp_path / "best.safetensors", {"x": torch.zeros(1)}, {"step": 1})
-    with pytest.raises(UserError, match=r"best\.safetensors does not fit its config\.json"):
+    with pytest.raises(UserError, match=r"best\.safetensors does not fit the model"):
         RunFolder(tmp_path).load()
     (tmp_path / "best.safetensors").unlink()
     with pytest.raises(UserError, match="has no best weights yet"):
@@ -429,3 +429,53 @@ def test_trackers_that_are_not_installed_are_refused(
 def test_configs_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         dataclasses.replace(TRAIN, **changes)
+
+
+def test_a_run_starts_from_the_weights_of_another(corpus: Path, tmp_path: Path) -> None:
+    first = train(run_config(corpus), tmp_path / "first")
+    other = write_corpus(tmp_path / "other", count=300)
+    config = run_config(other, max_steps=2, learning_rate=1e-5, init_from=tmp_path / "first")
+    second = train(config, tmp_path / "second")
+    assert second.best_loss < first.best_loss + 0.3
+    assert RunFolder(tmp_path / "second").tokenizer().hash == RunFolder(tmp_path / "first").tokenizer().hash
+    wider = dataclasses.replace(SCAN, embed_width=20)
+    with pytest.raises(UserError, match=r"best\.safetensors does not fit the model"):
+        train(run_config(corpus, wider, init_from=tmp_path / "first"), tmp_path / "third")
+    with pytest.raises(UserError, match="the tokenizer is missing"):
+        train(run_config(corpus, init_from=tmp_path / "nowhere"), tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_checkpoints_between_validations_change_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(run_config(corpus), tmp_path / "rarely")
+    saves: list[int] = []
+    original = Trainer._save
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+    train(run_config(corpus, checkpoint_minutes=1e-9), tmp_path / "often")
+    assert set(saves) == set(range(1, 25))
+    same_files(tmp_path / "rarely", tmp_path / "often")
+
+
+def test_what_is_about_to_happen_is_said(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(run_config(corpus, max_steps=3, warmup_steps=9), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/run: ScanLM of " in said
+    assert "3 steps of 8 × 16 tokens, from the start" in said
+    assert "the warm-up of 9 steps is longer than the run" in said
+
+
+def test_paths_are_kept_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus.parent)
+    train(run_config(Path(corpus.name), max_steps=2), tmp_path / "run")
+    assert RunFolder(str(tmp_path / "run")).config().data.paths == (corpus,)
+
+
+def test_threads_are_those_asked_for(corpus: Path, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        train(run_config(corpus, max_steps=2, threads=3), tmp_path)
+        assert RunFolder(tmp_path).environment()["threads"] == 3
+    finally:
+        torch.set_num_threads(before)

@@ -44,6 +44,7 @@ def store_of(tokens: list[int], separator: int | None = None) -> TokenStore:
         tokenizer_hash="",
         text_sha256="",
         tokens=len(tokens),
+        unknown=0,
         documents=1,
         words=10,
         line_ends=2,

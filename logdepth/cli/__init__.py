@@ -17,6 +17,7 @@ VERBS = {
     "evaluate": "perplexity of a run, at any context length",
     "time": "time of a model against context length",
     "generate": "text from a run",
+    "corpora": "list the corpora",
     "recipes": "list the recipes, with parameter counts",
     "check": "the scan against its definition, on this machine",
     "completion": "shell completion for bash, zsh, tcsh or fish",

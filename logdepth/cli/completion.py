@@ -1,5 +1,7 @@
 """`logdepth completion`: a script that completes verbs, recipes and flags in a shell."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union
@@ -7,6 +9,7 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 
 from logdepth.cli.check import CheckCommand
+from logdepth.cli.corpora import CorporaCommand
 from logdepth.cli.evaluate import EvaluateCommand
 from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.parsing import parse
@@ -45,6 +48,7 @@ COMMANDS: dict[str, Any] = {
     "evaluate": EvaluateCommand,
     "time": TimeCommand,
     "generate": GenerateCommand,
+    "corpora": CorporaCommand,
     "recipes": RecipesCommand,
     "check": CheckCommand,
     "completion": CompletionCommand,
@@ -55,13 +59,15 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(CompletionCommand, arguments, "completion")
     verbs = tuple(Annotated[one, tyro.conf.subcommand(name)] for name, one in COMMANDS.items())
     every_verb: Any = Union[verbs]  # noqa: UP007
-    try:
+    script = io.StringIO()
+    with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
         tyro.cli(
             every_verb,
             prog="logdepth",
             args=["--tyro-print-completion", command.shell],
             config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
         )
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
+    print(
+        script.getvalue().replace("complete -F", "complete -o default -F")
+    )  # bash: file names where nothing else fits
     return 0

@@ -16,6 +16,8 @@ from logdepth.progress import Progress
 from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
 from logdepth.train import prepared_for
 
+UNKNOWN_TO_MENTION = 1e-3
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
@@ -57,12 +59,11 @@ def run(arguments: Sequence[str]) -> int:
     train = folder.config().train
     contexts = PAPER_CONTEXTS if command.grid else command.contexts or (train.context,)
     for context in contexts:
-        stride = context if command.stride is None else command.stride
-        if context < 1 or not 1 <= stride <= context:
-            raise UserError(
-                f"--contexts must be at least 1 and --stride from 1 to the smallest; got {context} and {stride}"
-            )
-    device = device_named(command.device)
+        if context < 1:
+            raise UserError(f"--contexts must be at least 1; got {context}")
+        if command.stride is not None and not 1 <= command.stride <= context:
+            raise UserError(f"--stride must be from 1 to the context; got {command.stride} and {context}")
+    device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     store = _store(command, loaded)
     results = []
@@ -88,6 +89,9 @@ def run(arguments: Sequence[str]) -> int:
     info = store.info
     ends = "one stream" if info.separator is None else f"each of {info.documents:,} documents ends with a token"
     print(f"{info.corpus}, {info.split}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
+    if info.unknown > UNKNOWN_TO_MENTION * info.tokens:
+        share = 100 * info.unknown / info.tokens
+        print(f"{share:.2g} % of the tokens are unknown to the tokenizer: lost text, which flatters words and bytes")
     heads = ("context", "stride", "token perplexity", "word perplexity", "bits per byte")
     rows = [
         (one.context, one.stride, one.token_perplexity, one.word_perplexity, f"{one.bits_per_byte:.4f}")

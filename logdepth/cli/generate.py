@@ -11,6 +11,7 @@ import tyro
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA
+from logdepth.errors import UserError
 from logdepth.generate import SamplingConfig, generate
 from logdepth.runs import Precision, RunFolder, Weights, device_named
 
@@ -22,7 +23,9 @@ class GenerateCommand:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     prompt: tuple[str, ...] = ("",)
-    """One text or more; none starts a new document."""
+    """One text or more; without any a new document is started. A lone - is read from stdin."""
+    samples: int = 1
+    """Texts for each prompt."""
     sampling: Annotated[SamplingConfig, tyro.conf.arg(name="")] = field(default_factory=SamplingConfig)
     """How the next token is chosen."""
     weights: Weights = "best"
@@ -37,19 +40,22 @@ class GenerateCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(GenerateCommand, arguments, "generate")
-    loaded = RunFolder(command.run).load(command.weights, device_named(command.device))
+    if not command.prompt or command.samples < 1:
+        raise UserError("--prompt needs a text, and --samples must be at least 1")
+    prompts = [sys.stdin.read() if one == "-" else one for one in command.prompt for _ in range(command.samples)]
+    loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))
     pieces = generate(
         loaded.model,
         loaded.tokenizer,
-        command.prompt,
+        prompts,
         command.sampling,
         separated=CORPORA[loaded.config.data.corpus].separated,
         precision=command.precision,
     )
-    live = len(command.prompt) == 1 and not command.json
-    texts = [""] * len(command.prompt)
+    live = len(prompts) == 1 and not command.json
+    texts = [""] * len(prompts)
     if live:
-        sys.stdout.write(command.prompt[0])
+        sys.stdout.write(prompts[0])
     for piece in pieces:
         texts[piece.row] += piece.text
         if live:
@@ -58,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     if live:
         print()
     elif command.json:
-        print_json([{"prompt": one, "text": text} for one, text in zip(command.prompt, texts, strict=True)])
+        print_json([{"prompt": one, "text": text} for one, text in zip(prompts, texts, strict=True)])
     else:
-        print("\n---\n".join(one + text for one, text in zip(command.prompt, texts, strict=True)))
+        print("\n---\n".join(one + text for one, text in zip(prompts, texts, strict=True)))
     return 0

@@ -5,7 +5,7 @@ import io
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -17,6 +17,15 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that only turns something on."""
 RULE = re.compile(r"[-+─╭╮╰╯ ]*")
 """A line of a box that holds no text."""
+
+
+PLAINER = {
+    r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
+    r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
+    r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number; got \1",
+    r"could not convert string to float: (.*)": r"expected a number; got \1",
+}
+"""What Python and tyro say, and what it means."""
 
 
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
@@ -41,8 +50,11 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
         raise
 
 
-def first_word(arguments: Sequence[str]) -> str | None:
-    """The name that comes before all flags, if there is one."""
+def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
+    """The name on which the meaning of flags depends: a known one anywhere, else what comes before all flags."""
+    for argument in arguments:
+        if argument in known:
+            return argument
     return arguments[0] if arguments and not arguments[0].startswith("-") else None
 
 
@@ -62,8 +74,12 @@ def _one_line(boxed: str) -> str:
     parts = [list(group) for is_rule, group in itertools.groupby(lines[1:], RULE.fullmatch) if not is_rule]
     message = " ".join(parts[0]).strip() if parts else "these arguments cannot be used"
     message = re.sub(r"^Error parsing (run\.)?", "", message)
+    for pattern, plain in PLAINER.items():
+        message = re.sub(pattern, plain, message)
     missing = re.match(r"Missing from [\w ]+: (\S+)", message)
     message = f"{missing[1]} is missing" if missing else message[:1].lower() + message[1:].rstrip(".")
     suggestions = " ".join(line for part in parts[1:] if part[0].startswith("Perhaps you meant") for line in part)
     meant = re.search(r"--[\w.-]+", suggestions)
-    return f"{message}; did you mean {meant[0]}?" if meant else f"{message}; --help lists the options"
+    if meant:
+        return f"{message}; did you mean {meant[0]}?"
+    return message if message.endswith("?") else f"{message}; --help lists the options"

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from logdepth.cli.output import print_json, print_table
-from logdepth.cli.parsing import Switch, first_word, parse
+from logdepth.cli.parsing import Switch, named_first, parse
 from logdepth.data import CORPORA, DataConfig, prepare
 from logdepth.errors import UserError, did_you_mean
 from logdepth.progress import in_words
@@ -21,7 +21,7 @@ class PrepareCommand:
     """Make a corpus's tokenizer and token stores, and report their counts."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS|RECIPE")] = "pydocs"
-    """A corpus, or a recipe for its corpus and tokenizer."""
+    """A corpus of `logdepth corpora`, or a recipe for its corpus and tokenizer."""
     data: DataConfig = field(default_factory=DataConfig)
     """Which text, and how it becomes tokens."""
     data_dir: Path | None = None
@@ -31,25 +31,31 @@ class PrepareCommand:
 
 
 def run(arguments: Sequence[str]) -> int:
-    name = first_word(arguments) or "pydocs"
+    name = named_first(arguments, {*CORPORA, *RECIPES}) or "pydocs"
     default = PrepareCommand(name=name, data=_data_named(name))
     command = parse(PrepareCommand, arguments, "prepare", default)
     start = time.monotonic()
     prepared = prepare(command.data, command.data_dir)
     infos = [store.info for store in prepared.stores.values()]
     if command.json:
-        facts = {"key": prepared.key, "folder": str(prepared.folder), "known_edition": prepared.known_edition}
+        facts = {
+            "key": prepared.key,
+            "folder": str(prepared.folder),
+            "known_edition": prepared.known_edition,
+            "notes": prepared.notes,
+        }
         print_json(facts | {"splits": {info.split: vars(info) for info in infos}})
         return 0
     edition = {True: "; checksums are those of the known edition", False: "; checksums are not those known", None: ""}
     print(f"{prepared.folder}{edition[prepared.known_edition]}")
-    heads = ("split", "tokens", "words", "words with line ends", "bytes", "documents", "bytes a token")
+    heads = ("split", "tokens", "unknown", "words", "words with line ends", "bytes", "documents", "bytes a token")
     print_table(
         heads,
         [
             (
                 info.split,
                 info.tokens,
+                info.unknown,
                 info.words,
                 info.words + info.line_ends,
                 info.bytes,
@@ -59,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
             for info in infos
         ],
     )
+    for note in prepared.notes:
+        print(note)
     print(f"ready after {in_words(time.monotonic() - start)}")
     return 0
 

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(
             "--contexts, --batch-size, --batch-tokens and --repeats must be at least 1, and --warmups at least 0"
         )
-    device = device_named(command.device)
+    device = device_named(command.device, "--device")
     model = _model(command.model, device)
     if command.compile:
         compile_model(model)

@@ -1,20 +1,21 @@
 """`logdepth train`: a recipe, with any field changed; or a run that goes on."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from logdepth.atomic import read_json
 from logdepth.cli.output import print_json
-from logdepth.cli.parsing import Switch, first_word, parse, value_of
-from logdepth.config import override
+from logdepth.cli.parsing import Switch, named_first, parse, value_of
+from logdepth.config import from_dict, override
 from logdepth.errors import UserError
 from logdepth.progress import in_words
-from logdepth.recipes import recipe
+from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig
 from logdepth.train import Interrupted, Standing, resume, train
 
@@ -26,14 +27,18 @@ class TrainCommand:
     `logdepth train --resume RUN` goes on with a run that was stopped or killed.
     """
 
-    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = "pydocs-ar-grc"
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help_behavior_hint="(required)")] = (
+        "pydocs-ar-grc"
+    )
     """Which run of `logdepth recipes` to make."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """The config of the run."""
+    resume: Path | None = None
+    """Folder of a run to go on with; it needs no recipe, and its config is the one saved with it."""
     out: Path | None = None
     """Folder of the run; by default runs/RECIPE-SEED."""
     config: Path | None = None
-    """JSON file with fields to change, nested as in a run's config.json; flags come after it."""
+    """JSON file with fields to change, or the config.json of a run; flags come after it."""
     data_dir: Path | None = None
     """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
     json: Switch = False
@@ -53,23 +58,48 @@ class ResumeCommand:
 
 
 def run(arguments: Sequence[str]) -> int:
-    if value_of("--resume", arguments) is not None:
-        again = parse(ResumeCommand, arguments, "train")
-        return _finish(again.resume, again.json, lambda: resume(again.resume, again.data_dir))
-    name = first_word(arguments)
-    if name is None and not {"-h", "--help"} & set(arguments):
+    if any(argument.split("=")[0] == "--resume" for argument in arguments):
+        return _resume(arguments)
+    name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
+    changes = {} if file is None else read_json(Path(file))
+    if name is None and isinstance(changes, dict) and "config" in changes:
+        config = from_dict(RunConfig, changes["config"], str(file))
+        if value_of("--out", arguments) is None:
+            raise UserError("where to? a run from a config.json needs --out")
+    elif name is None and not {"-h", "--help"} & set(arguments):
         raise UserError("which recipe? `logdepth recipes` lists them; or --resume RUN to go on with a run")
-    name = name or "pydocs-ar-grc"
-    config = recipe(name)
-    file = value_of("--config", arguments)
-    if file is not None:
-        changes = read_json(Path(file))
-        if isinstance(changes, dict) and "config" in changes:  # the config.json of a run
-            changes = changes["config"]
-        config = override(config, changes, file)
-    command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name, run=config))
+    else:
+        config = _changed(recipe(name or "pydocs-ar-grc"), changes, str(file))
+    command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
     out = command.out or Path("runs") / f"{name}-{command.run.seed}"
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
+
+
+def _changed(config: RunConfig, changes: Any, file: str) -> RunConfig:
+    """A recipe with the changes of a file, which may be the config.json of a run but not of another kind of model."""
+    if isinstance(changes, dict) and "config" in changes:
+        changes = changes["config"]
+    changed = override(config, changes, file)
+    if type(changed.model) is not type(config.model):
+        kinds = f"{type(changed.model).__name__}, not {type(config.model).__name__}"
+        raise UserError(f"{file} is for a {kinds} as this recipe has; leave out the recipe to train it as it is")
+    return changed
+
+
+def _resume(arguments: Sequence[str]) -> int:
+    name = named_first(arguments, RECIPES)
+    if name is not None:
+        raise UserError(f"--resume goes on with a run's own recipe; leave out '{name}'")
+    try:
+        command = parse(ResumeCommand, arguments, "train")
+    except UserError as error:
+        if re.search(r"unrecognized options: --(train|model|data|seed)\b", str(error)):
+            raise UserError(
+                "a run goes on with the config that it began with; for another, start a new run, "
+                "with --train.init-from to begin with its weights"
+            ) from None
+        raise
+    return _finish(command.resume, command.json, lambda: resume(command.resume, command.data_dir))
 
 
 def _finish(out: Path, as_json: bool, work: Callable[[], Standing]) -> int:

@@ -41,6 +41,10 @@ class Corpus(ABC):
     def source(self) -> dict[str, Any] | None:
         """Facts that change when the text may have (files, sizes, times); None where there are none to be had."""
 
+    def notes(self) -> list[str]:
+        """Lines for the report of a preparation: what was read, where users may wonder."""
+        return []
+
     @abstractmethod
     def passages(self) -> Iterator[Passage]:
         """All text, in an order that never changes. Reading it again gives the same."""

@@ -19,7 +19,7 @@ from logdepth.data.tokenizer import Tokenizer, TokenizerConfig, pieces, trained_
 from logdepth.errors import UserError, did_you_mean
 from logdepth.progress import Progress
 
-VERSION = 1
+VERSION = 2
 BATCH_CHARACTERS = 4_000_000
 """Text encoded in one call: enough for all cores, little enough for any memory."""
 
@@ -48,6 +48,8 @@ class Prepared(NamedTuple):
     folder: Path
     tokenizer: Tokenizer
     stores: dict[Split, TokenStore]
+    notes: list[str]
+    """What was read, where users may wonder."""
     known_edition: bool | None
     """Whether its checksums are those of the known edition; None where none is known or the source was not read."""
 
@@ -68,7 +70,9 @@ def prepare(
     census = census_of(corpus)
     for split in SPLITS if tokenizer is None else ():
         if not census[split].bytes:
-            raise UserError(f"corpus '{corpus.name}': its {split} split is empty; it needs more documents or text")
+            raise UserError(
+                f"corpus '{corpus.name}': its {split} split is empty; it needs more documents, or a file of that split"
+            )
     if tokenizer is None:
         tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
     separator = tokenizer.end_of_document if corpus.separated and separated else None
@@ -79,7 +83,8 @@ def prepare(
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(tokenizer.model)
             _encode(corpus, census, tokenizer, separator, partial)
-    return open_prepared(key)._replace(known_edition=checksums_are_known(corpus, census))
+    edition = checksums_are_known(corpus, census)
+    return open_prepared(key)._replace(notes=corpus.notes(), known_edition=edition)
 
 
 def open_prepared(key: str) -> Prepared:
@@ -88,7 +93,7 @@ def open_prepared(key: str) -> Prepared:
     if not folder.is_dir():
         raise UserError(f"the token store {folder} is not there; make it with `logdepth prepare`")
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, None)
+    return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, [], None)
 
 
 def is_prepared(key: str) -> bool:
@@ -102,7 +107,7 @@ def _folder_of(key: str) -> Path:
 def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int | None, folder: Path) -> None:
     """Writes every split's tokens in one pass over the text, with bounded memory."""
     dtype = dtype_for(tokenizer.vocab_size)
-    num_tokens = dict.fromkeys(SPLITS, 0)
+    num_tokens, num_unknown = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     hashes = {split: TextHash(corpus.separated) for split in SPLITS}
     done, total = 0, sum(counts.bytes for counts in census.values())
     with ExitStack() as stack:
@@ -112,8 +117,10 @@ def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int
         }
         for batch in _batches(corpus.passages()):
             for split, tokens in _encoded(batch, tokenizer, separator).items():
-                files[split].write(np.array(tokens, dtype=dtype).tobytes())
-                num_tokens[split] += len(tokens)
+                array = np.array(tokens, dtype=dtype)
+                files[split].write(array.tobytes())
+                num_tokens[split] += len(array)
+                num_unknown[split] += int((array == tokenizer.unknown).sum())
             for split, text, ends_document in batch:
                 encoded = text.encode()
                 hashes[split].update(encoded, ends_document)
@@ -130,6 +137,7 @@ def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int
             tokenizer_hash=tokenizer.hash,
             text_sha256=counts.sha256,
             tokens=num_tokens[split],
+            unknown=num_unknown[split],
             documents=counts.documents,
             words=counts.words,
             line_ends=counts.line_ends,

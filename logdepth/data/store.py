@@ -26,6 +26,8 @@ class StoreInfo:
     tokenizer_hash: str
     text_sha256: str
     tokens: int
+    unknown: int
+    """Tokens that stand for text which the tokenizer does not know: that text is lost."""
     documents: int
     words: int
     line_ends: int

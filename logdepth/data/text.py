@@ -1,10 +1,11 @@
 """Any local text: files or folders of txt, jsonl and parquet, plain or compressed.
 
-Splits: a file whose name begins with train, valid (val, dev, validation) or test belongs to that split. Otherwise the
-documents of jsonl and parquet files are split by hash, and a text file is cut in three: its last 5 % are test, the 5 %
-before them valid.
+Splits: a file whose name has the word train, valid (val, dev, validation) or test in it belongs to that split.
+Otherwise the documents of jsonl and parquet files are split by hash, and a text file is cut in three: its last 5 % are
+test, the 5 % before them valid.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Text(Corpus):
     def __init__(self, data_dir: Path | None = None, paths: Sequence[Path] = ()) -> None:
         super().__init__(data_dir)
         if not paths:
-            raise UserError("corpus 'text' needs --data.paths: the files or folders to read")
+            raise UserError("corpus 'text' needs files or folders to read: --data.paths, or --paths to evaluate")
         self.paths = tuple(paths)
 
     def files(self) -> list[Path]:
@@ -50,6 +51,9 @@ class Text(Corpus):
     def source(self) -> dict[str, Any] | None:
         return files_as_source(self.files())
 
+    def notes(self) -> list[str]:
+        return [f"{file}: {_named_split(file) or _way_to_split(file)}" for file in self.files()]
+
     def passages(self) -> Iterator[Passage]:
         for file in self.files():
             split = _named_split(file)
@@ -60,8 +64,13 @@ class Text(Corpus):
 
 
 def _named_split(file: Path) -> Split | None:
-    word = file.name.replace("-", ".").replace("_", ".").split(".")[0].lower()
-    return NAMED_SPLITS.get(word)
+    """The split that a word of the file's name says, as in train-00.txt or wiki.valid.tokens."""
+    named = {NAMED_SPLITS[word] for word in re.split(r"[^a-z]+", file.name.lower()) if word in NAMED_SPLITS}
+    return named.pop() if len(named) == 1 else None
+
+
+def _way_to_split(file: Path) -> str:
+    return "cut into train, valid and test" if kind_of(file) in PLAIN else "documents split by hash"
 
 
 def _text_passages(file: Path, split: Split | None) -> Iterator[Passage]:

@@ -89,6 +89,12 @@ class Tokenizer:
         token: int = self.processor.eos_id()
         return token
 
+    @property
+    def unknown(self) -> int:
+        """The token of text that the vocabulary cannot spell."""
+        token: int = self.processor.unk_id()
+        return token
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, whole."""
         return [token for piece in self.encode_many(list(pieces(text))) for token in piece]

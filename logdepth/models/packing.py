@@ -1,4 +1,4 @@
-"""Documents laid end to end, as a padded batch and back: for models that compute on rectangles."""
+"""Token arguments: checked, and packed documents as a padded batch and back, for models that compute on rectangles."""
 
 import numpy as np
 import torch
@@ -6,6 +6,13 @@ from torch import Tensor
 
 from logdepth.scanning import LengthsLike
 from logdepth.scanning.integers import integers
+
+
+def check_tokens(tokens: Tensor, packed: bool) -> None:
+    """Refuses what is no batch of token numbers, in words of tokens."""
+    expected = "[total] with cu_seqlens" if packed else "[batch, length]"
+    if tokens.ndim != (1 if packed else 2) or tokens.is_floating_point():
+        raise ValueError(f"tokens must be whole numbers {expected}; got {tokens.dtype} of shape {tuple(tokens.shape)}")
 
 
 def unpack(packed: Tensor, cu_seqlens: LengthsLike) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.models.embedding_net import EmbeddingNet
+from logdepth.models.packing import check_tokens
 from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
 from logdepth.operators.initialisation import scaled_linear
 from logdepth.ranges import check_dropouts
@@ -124,6 +125,7 @@ class ScanLM(nn.Module):
             lengths: valid tokens of each row of a batch padded on the right; logits beyond them mean nothing.
             cu_seqlens: where each packed document starts, and last the total.
         """
+        check_tokens(tokens, packed=cu_seqlens is not None)
         return self._run(tokens, (None,) * len(self.layers), lengths, cu_seqlens)[0]
 
     def init_state(self, batch: int) -> ScanLMState:

@@ -18,7 +18,7 @@ from logdepth.models.attention import (
     continued_attention,
     sinusoids,
 )
-from logdepth.models.packing import unpack
+from logdepth.models.packing import check_tokens, unpack
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike
 from logdepth.scanning.integers import integers
@@ -127,6 +127,7 @@ class Transformer(nn.Module):
             lengths: taken for the likeness with ScanLM; in a causal model padding on the right reaches nothing.
             cu_seqlens: where each packed document starts, and last the total.
         """
+        check_tokens(tokens, packed=cu_seqlens is not None)
         del lengths
         if cu_seqlens is not None:
             rows, index = unpack(tokens, cu_seqlens)

@@ -1,6 +1,7 @@
 """RunConfig: everything that decides the numbers of a run. Where files lie is not in it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -48,6 +49,12 @@ class TrainConfig:
     """Of the model's arithmetic; auto: bfloat16 autocast on CUDA, float32 elsewhere."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto: a GPU if there is one."""
+    threads: int | None = None
+    """CPU threads; by default as many as torch chooses. Fewer are faster where others use the cores."""
+    init_from: Path | None = None
+    """Folder of a run whose best weights to start from; its tokenizer is used too."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints, besides those at validations."""
     compile: bool = False
     """torch.compile: the operator of a ScanLM, the whole of a Transformer."""
     deterministic: bool = True
@@ -57,11 +64,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least_one = ("epochs", "batch_size", "context", "patience", "log_every")
-        may_be_none = ("max_steps", "micro_batch", "evaluate_every")
+        may_be_none = ("max_steps", "micro_batch", "evaluate_every", "threads")
         for name in (*at_least_one, *(name for name in may_be_none if getattr(self, name) is not None)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "checkpoint_minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
         if self.warmup_steps < 0 or not self.weight_decay >= 0:
@@ -88,7 +95,7 @@ class RunConfig:
             raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
 
 
-def device_named(name: str) -> torch.device:
+def device_named(name: str, flag: str = "--train.device") -> torch.device:
     """The device of a config or a flag, or an error that says what is there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,7 +106,7 @@ def device_named(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device '{name}' cannot be used here ({reason}); try --train.device cpu") from None
+        raise UserError(f"device '{name}' cannot be used here ({reason}); try {flag} cpu") from None
     return device
 
 

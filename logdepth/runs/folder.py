@@ -46,8 +46,8 @@ class LoadedRun(NamedTuple):
 
 
 class RunFolder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     @property
     def checkpoint(self) -> Path:
@@ -173,6 +173,10 @@ class RunFolder:
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path) -> None:
     """Fills the model, strictly: every weight must be there with its shape, and no other."""
     try:
-        model.load_state_dict(tensors)
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise UserError(f"{file} does not fit its config.json ({str(error).splitlines()[1].strip()})") from None
+        raise UserError(f"{file} does not fit the model ({str(error).splitlines()[1].strip()})") from None
+    for what, names in (("no", missing), ("a", unexpected)):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"{file} does not fit the model: it has {what} weight '{names[0]}'{more}")

@@ -22,6 +22,7 @@ from logdepth.evaluate import Evaluation, evaluate, perplexity
 from logdepth.models import LanguageModel, ScanLM
 from logdepth.progress import Progress
 from logdepth.runs import RunConfig, RunFolder, arithmetic
+from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.interrupt import Interrupted, StopRequest
@@ -72,11 +73,14 @@ class Trainer:
         self.standing = Standing()
         if folder.checkpoint.is_file():
             self._restore()
+        elif train.init_from is not None:
+            weights = RunFolder(train.init_from).weights("best")
+            load_weights(self.model, load_tensors(weights)[0], weights)
         if train.compile:
             compile_model(self.model)
         self.unseen: list[tuple[int, Tensor, Tensor]] = []
         """Step, loss and norm of the gradient of steps not yet looked at: looking makes a GPU wait."""
-        self.logged_at, self.timed_steps = time.monotonic(), 0
+        self.logged_at, self.timed_steps, self.note = time.monotonic(), 0, ""
 
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
@@ -85,14 +89,15 @@ class Trainer:
             return standing
         self.folder.rewind_metrics(standing.step, standing.validated)
         self.trackers = open_trackers(self.config, self.folder.path, standing.step)
-        label = f"training {self.folder.path}"
-        self.started = time.monotonic() - standing.seconds
+        self.saved_at = time.monotonic()
+        self.started = self.saved_at - standing.seconds
         with (
             contextlib.ExitStack() as stack,
             _repeatable(self.device, self.config.train.deterministic),
             StopRequest() as self.stop,
-            Progress(label, self.total_steps, done=standing.step) as self.progress,
+            Progress("training", self.total_steps, done=standing.step) as self.progress,
         ):
+            self._introduce()
             for tracker in self.trackers:
                 stack.callback(tracker.close)
             while not standing.finished:
@@ -103,7 +108,26 @@ class Trainer:
                     raise Interrupted(self.stop.signal_number, standing.step)
                 else:
                     self._step()
+                    if time.monotonic() - self.saved_at > 60 * self.config.train.checkpoint_minutes:
+                        self._save()
         return standing
+
+    def _introduce(self) -> None:
+        """What is about to happen, for whoever watches."""
+        train, info = self.config.train, self.batches.store.info
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        kind, device = type(self.model).__name__, environment(self.device)["device"]
+        tokens = f"{train.batch_size} × {train.context} tokens"
+        start = f"from step {self.standing.step:,} on" if self.standing.step else "from the start"
+        self.progress.say(
+            f"{self.folder.path}: {kind} of {parameters:,} parameters on {device}; "
+            f"{info.corpus}, {info.tokens:,} tokens; {self.total_steps:,} steps of {tokens}, {start}"
+        )
+        if train.warmup_steps >= self.total_steps:
+            self.progress.say(
+                f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never gets to "
+                "its peak; lower --train.warmup-steps"
+            )
 
     def _step(self) -> None:
         train, step = self.config.train, self.standing.step
@@ -116,6 +140,7 @@ class Trainer:
         self.unseen.append((step + 1, loss, norm))
         if (step + 1) % train.log_every == 0:
             self._log(rate)
+        self.progress.update(step + 1, self.note)
 
     def _windows(self, step: int) -> Tensor:
         windows = torch.from_numpy(self.batches.at(step))
@@ -159,8 +184,7 @@ class Trainer:
         self.logged_at, self.timed_steps, standing.losses = now, 0, []
         self._record("train", {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens_per_second": speed})
         epoch = standing.step / self.batches.steps_per_epoch
-        note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s"
-        self.progress.update(standing.step, note)
+        self.note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s"
 
     def _look(self) -> float:
         """Brings the losses of recent steps to the host, and the last gradient norm; all must be finite."""
@@ -247,6 +271,7 @@ class Trainer:
         self.folder.save_weights("last", self.model, self.standing.step)
         # Last, for it says what is done: a kill before it makes the rest again.
         save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
+        self.saved_at = time.monotonic()
 
     def _restore(self) -> None:
         tensors, record = load_tensors(self.folder.checkpoint)

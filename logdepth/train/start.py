@@ -1,9 +1,12 @@
 """Starting a run and going on with one: checks first, then work."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
+import torch
+
+from logdepth.data import CORPORA, Prepared, Tokenizer, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
@@ -17,9 +20,12 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None) -> Standin
     folder.refuse_if_taken()
     device = device_named(config.train.device)
     check_trackers(config)
+    _use_threads(config)
     if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
         raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
-    prepared = prepare(config.data, data_dir)
+    paths = tuple(path.resolve() for path in config.data.paths)  # the run may go on from another folder
+    config = replace(config, data=replace(config.data, paths=paths))
+    prepared = prepare(config.data, data_dir, _tokenizer_of(config))
     trainer = Trainer(folder, config, prepared, device)
     with folder.locked():
         folder.create(config, prepared, device)
@@ -32,11 +38,24 @@ def resume(out: Path, data_dir: Path | None = None) -> Standing:
     config = folder.config()
     device = device_named(config.train.device)
     prepared = prepared_for(folder, data_dir)
+    _use_threads(config)
     with folder.locked():
         changed = differences(folder.environment(), environment(device))
         if changed:
             print(f"going on where the run began otherwise ({', '.join(changed)}): not bit for bit", file=sys.stderr)
         return Trainer(folder, config, prepared, device).run()
+
+
+def _tokenizer_of(config: RunConfig) -> Tokenizer | None:
+    """The tokenizer of the run that this one starts from, if it does."""
+    if config.train.init_from is None:
+        return None
+    return RunFolder(config.train.init_from).tokenizer()
+
+
+def _use_threads(config: RunConfig) -> None:
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
 
 
 def prepared_for(folder: RunFolder, data_dir: Path | None = None) -> Prepared:
