@@ -184,7 +184,7 @@ class Trainer:
         self.logged_at, self.timed_steps, standing.losses = now, 0, []
         self._record("train", {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens_per_second": speed})
         epoch = standing.step / self.batches.steps_per_epoch
-        self.note = f"epoch {epoch:.2f}, loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s"
+        self.note = f"loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s, epoch {epoch:.2f}"
 
     def _look(self) -> float:
         """Brings the losses of recent steps to the host, and the last gradient norm; all must be finite."""
