@@ -212,6 +212,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train --resume", "resume"),
         ("train pydocs-ar-grc --resume {run}", "leave out 'pydocs-ar-grc'"),
         ("train --resume {run} --train.max-steps 6", "start a new run, with --train.init-from"),
+        ("train --out pydocs-ar-grc ptb-ar-grc", "which recipe, 'pydocs-ar-grc' or 'ptb-ar-grc'?"),
         ("train --seed 1 pydocs-ar-grc --train.epochs 0", "epochs must be at least 1"),
         ("generate {run} --prompt", "--prompt needs a text"),
         ("generate {run} --samples 0", "--samples must be at least 1"),

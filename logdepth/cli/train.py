@@ -71,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     else:
         config = _changed(recipe(name or "pydocs-ar-grc"), changes, str(file))
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
+    if command.recipe != (name or ""):  # a value of a flag looked like a recipe
+        raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
     out = command.out or Path("runs") / f"{name}-{command.run.seed}"
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
 
