@@ -23,8 +23,7 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None) -> Standin
     _use_threads(config)
     if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
         raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
-    paths = tuple(path.resolve() for path in config.data.paths)  # the run may go on from another folder
-    config = replace(config, data=replace(config.data, paths=paths))
+    config = _with_whole_paths(config)
     prepared = prepare(config.data, data_dir, _tokenizer_of(config))
     trainer = Trainer(folder, config, prepared, device)
     with folder.locked():
@@ -44,6 +43,13 @@ def resume(out: Path, data_dir: Path | None = None) -> Standing:
         if changed:
             print(f"going on where the run began otherwise ({', '.join(changed)}): not bit for bit", file=sys.stderr)
         return Trainer(folder, config, prepared, device).run()
+
+
+def _with_whole_paths(config: RunConfig) -> RunConfig:
+    """A run may go on from another folder than the one where it began."""
+    data = replace(config.data, paths=tuple(path.resolve() for path in config.data.paths))
+    first = config.train.init_from
+    return replace(config, data=data, train=replace(config.train, init_from=first and first.resolve()))
 
 
 def _tokenizer_of(config: RunConfig) -> Tokenizer | None:
