@@ -5,7 +5,7 @@ predicted exactly once. Words and bytes are those of the raw text, so that their
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -182,16 +182,42 @@ def _losses(model: LanguageModel, rows: Tensor, separator: int | None, batch_tok
     """Nats at every position of `[rows, length + 1]` tokens."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
     if separator is not None:
-        logits = model(inputs.flatten(), cu_seqlens=document_bounds(inputs.cpu().numpy(), separator))
-        return _nats(logits.unflatten(0, inputs.shape), targets)
+        bounds = document_bounds(inputs.cpu().numpy(), separator)
+        return _document_losses(model, inputs.flatten(), targets.flatten(), bounds, batch_tokens).reshape(inputs.shape)
+    return _row_losses(model, inputs, targets, batch_tokens)
+
+
+def _row_losses(model: LanguageModel, inputs: Tensor, targets: Tensor, batch_tokens: int) -> NDArray[np.float64]:
     if inputs.numel() <= batch_tokens:
         return _nats(model(inputs), targets)
-    parts, state = [], model.init_state(len(rows))
-    part = max(1, batch_tokens // len(rows))
+    parts, state = [], model.init_state(len(inputs))
+    part = max(1, batch_tokens // len(inputs))
     for start in range(0, inputs.shape[1], part):
         logits, state = model.step(inputs[:, start : start + part], state)  # type: ignore[arg-type]
         parts.append(_nats(logits, targets[:, start : start + part]))
     return np.concatenate(parts, axis=1)
+
+
+def _document_losses(
+    model: LanguageModel, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
+) -> NDArray[np.float64]:
+    """Each packed document as if alone: as many at once as the bound allows, also where a model pads them."""
+    losses, first = [], 0
+    while first < len(bounds) - 1:
+        last, longest = first + 1, bounds[first + 1] - bounds[first]
+        while last < len(bounds) - 1:
+            longest = max(longest, bounds[last + 1] - bounds[last])
+            if bounds[last + 1] - bounds[first] > batch_tokens or (last + 1 - first) * longest > 4 * batch_tokens:
+                break
+            last += 1
+        part = slice(bounds[first], bounds[last])
+        if last == first + 1:
+            losses.append(_row_losses(model, inputs[None, part], targets[None, part], batch_tokens)[0])
+        else:
+            cu_seqlens = [bound - bounds[first] for bound in bounds[first : last + 1]]
+            losses.append(_nats(model(inputs[part], cu_seqlens=cu_seqlens), targets[part]))
+        first = last
+    return np.concatenate(losses)
 
 
 def _nats(logits: Tensor, targets: Tensor) -> NDArray[np.float64]:

@@ -153,8 +153,8 @@ def test_several_samples_and_prompts_from_stdin(
     made = answer(capsys, "generate", str(trained), "--prompt", "my", "--samples", "3", "--max-tokens", "9")
     assert len({one["text"] for one in made}) == 3
     monkeypatch.setattr("sys.stdin", io.StringIO("the old clock"))
-    made = answer(capsys, "generate", str(trained), "--prompt", "-", "--max-tokens", "2")
-    assert made[0]["prompt"] == "the old clock"
+    made = answer(capsys, "generate", str(trained), "--prompt", "-", "--samples", "2", "--max-tokens", "2")
+    assert [one["prompt"] for one in made] == ["the old clock"] * 2
 
 
 def test_corpora_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,10 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train --resume", "resume"),
         ("train pydocs-ar-grc --resume {run}", "leave out 'pydocs-ar-grc'"),
         ("train --resume {run} --train.max-steps 6", "start a new run, with --train.init-from"),
-        ("train --out pydocs-ar-grc ptb-ar-grc", "which recipe, 'pydocs-ar-grc' or 'ptb-ar-grc'?"),
+        ("train --out pydocs-ar-grc --train.epochs 1", "which recipe?"),
+        ("train pydocs-ar-grc ptb-ar-grc", "ptb-ar-grc"),
+        ("train --resume pydocs-ar-grc", "pydocs-ar-grc holds no run"),
+        ("prepare --data-dir pydocs ptb-ar-grc", "the data folder pydocs is not there"),
         ("train --seed 1 pydocs-ar-grc --train.epochs 0", "epochs must be at least 1"),
         ("generate {run} --prompt", "--prompt needs a text"),
         ("generate {run} --samples 0", "--samples must be at least 1"),

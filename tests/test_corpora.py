@@ -1,5 +1,6 @@
 """Corpora read from files that the tests make; what is missing or damaged is said in one line."""
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -13,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from logdepth.data import CORPORA, SPLITS
+from logdepth.data import CORPORA, SPLITS, TokenizerConfig, prepare
 from logdepth.data.census import census_of
 from logdepth.data.corpus import Known
 from logdepth.data.passages import Passage, split_by_hash
 from logdepth.data.ptb import PTB
 from logdepth.data.text import Text
 from logdepth.errors import UserError
-from tests.tiny_corpus import sentences
+from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 
 def write_jsonl(file: Path, texts: list[str], opener: Callable[..., Any] = open) -> None:
@@ -342,3 +343,17 @@ def test_folders_of_one_relative_name_are_not_confused(tmp_path: Path, monkeypat
         monkeypatch.chdir(tmp_path / name)
         words.append(census_of(Text(None, (Path("data"),)))["train"].words)
     assert words == [4, 2]
+
+
+def test_a_stale_census_is_forgotten_when_it_shows(tmp_path: Path) -> None:
+    """A file may be changed without a trace in its size and time."""
+    folder = write_corpus(tmp_path)
+    prepare(tiny_data(folder))
+    file = folder / "train.txt"
+    before, text = file.stat(), file.read_text()
+    file.write_text(text.replace("the cat", "the cut", 1))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = dataclasses.replace(tiny_data(folder), tokenizer=TokenizerConfig(vocab_size=VOCAB - 1))
+    with pytest.raises(UserError, match="changed while it was prepared; run this again"):
+        prepare(changed)
+    assert prepare(changed).stores["train"].info.bytes == len(text)

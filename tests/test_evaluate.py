@@ -173,3 +173,18 @@ def test_contexts_beyond_the_split_cost_no_memory() -> None:
     result = evaluate(Uniform(VOCAB), store_of(TOKENS), context=10**15)
     assert len(result.position_loss) == 500
     assert perplexity(1e6) == math.inf
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "alibi"])
+@pytest.mark.parametrize("every", [3, 40, 10**6])
+def test_documents_go_through_in_parts_too(name: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SMALL_MODELS[name].build(VOCAB).double()
+    tokens = [2 if number % every == every - 1 else max(token, 3) for number, token in enumerate(TOKENS)]
+    store = store_of(tokens, separator=2)
+    whole = evaluate(model, store, context=500, reset_at_documents=True)
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    monkeypatch.setattr(module, "BATCH_TOKENS", 64)
+    parts = evaluate(model, store, context=500, reset_at_documents=True)
+    np.testing.assert_allclose(parts.position_nats, whole.position_nats, rtol=1e-5)
+    assert max(sizes, default=0) <= 64

@@ -233,6 +233,7 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
             r"whole numbers \[batch, length\]; got .*\(3,\)",
         ),
         (lambda: TRANSFORMER.build(VOCAB)(torch.zeros(1, 3)), "whole numbers"),
+        (lambda: TRANSFORMER.build(VOCAB).step(random_tokens(2, 3), TRANSFORMER.build(VOCAB).init_state(1)), "2 rows"),
         (
             lambda: (model := TRANSFORMER.build(VOCAB)).step(random_tokens(1, 4), model.init_state(1), lengths=[5]),
             "numbers from 0 to 4",
@@ -250,3 +251,11 @@ def test_packed_documents_go_through_the_head_without_padding(monkeypatch: pytes
     monkeypatch.setattr(type(model), "_logits", lambda self, one: rows.append(len(one)) or original(self, one))
     model(random_tokens(40), cu_seqlens=[0, 30, 31, 32, 40])
     assert rows == [40]
+
+
+@every_model
+def test_no_rows_at_all(name: str) -> None:
+    model = built(name)
+    logits, state = model.step(random_tokens(0, 3), model.init_state(0))
+    assert logits.shape == (0, 3, VOCAB)
+    assert len(state.lengths) == 0

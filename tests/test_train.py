@@ -456,6 +456,10 @@ def test_checkpoints_between_validations_change_nothing(
     train(run_config(corpus, checkpoint_minutes=1e-9), tmp_path / "often")
     assert set(saves) == set(range(1, 25))
     same_files(tmp_path / "rarely", tmp_path / "often")
+    odd = {"max_steps": 25, "evaluate_every": 7, "log_every": 10}  # lines and validations at different steps
+    train(run_config(corpus, **odd), tmp_path / "odd")
+    train(run_config(corpus, **odd, checkpoint_minutes=1e-9), tmp_path / "odd and often")
+    same_files(tmp_path / "odd", tmp_path / "odd and often")
 
 
 def test_what_is_about_to_happen_is_said(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,3 +483,35 @@ def test_threads_are_those_asked_for(corpus: Path, tmp_path: Path) -> None:
         assert RunFolder(tmp_path).environment()["threads"] == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_weights_that_explode_before_a_validation_are_not_saved(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="after step 1 the validation loss was nan: training diverged"):
+        train(run_config(corpus, max_steps=1, learning_rate=1e38), tmp_path)
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_run_that_has_begun_no_longer_needs_the_one_it_started_from(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(run_config(corpus, max_steps=4), tmp_path / "first")
+    config = run_config(corpus, max_steps=4, init_from=tmp_path / "first")
+    train(config, tmp_path / "whole")
+
+    def killed(self: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "parts")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    resume(tmp_path / "parts")
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_without_a_tracker_is_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(run_config(corpus, trackers=("tensorboard",)), tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(UserError, match="the tracker tensorboard is not installed"):
+        resume(tmp_path)

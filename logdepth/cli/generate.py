@@ -42,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(GenerateCommand, arguments, "generate")
     if not command.prompt or command.samples < 1:
         raise UserError("--prompt needs a text, and --samples must be at least 1")
-    prompts = [sys.stdin.read() if one == "-" else one for one in command.prompt for _ in range(command.samples)]
+    given = [sys.stdin.read() if one == "-" else one for one in command.prompt]
+    prompts = [one for one in given for _ in range(command.samples)]
     loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))
     pieces = generate(
         loaded.model,

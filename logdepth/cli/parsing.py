@@ -19,6 +19,8 @@ RULE = re.compile(r"[-+─╭╮╰╯ ]*")
 """A line of a box that holds no text."""
 
 
+PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--train.init-from")
+"""Flags whose values may look like the name of a recipe or a corpus."""
 PLAINER = {
     r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
     r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
@@ -52,8 +54,8 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
     """The name on which the meaning of flags depends: a known one anywhere, else what comes before all flags."""
-    for argument in arguments:
-        if argument in known:
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if argument in known and before not in PATH_FLAGS:
             return argument
     return arguments[0] if arguments and not arguments[0].startswith("-") else None
 

@@ -34,6 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     name = named_first(arguments, {*CORPORA, *RECIPES}) or "pydocs"
     default = PrepareCommand(name=name, data=_data_named(name))
     command = parse(PrepareCommand, arguments, "prepare", default)
+    if command.name != name:
+        raise UserError(f"which one, '{name}' or '{command.name}'? put it before the flags")
     start = time.monotonic()
     prepared = prepare(command.data, command.data_dir)
     infos = [store.info for store in prepared.stores.values()]

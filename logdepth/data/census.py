@@ -1,6 +1,7 @@
 """The census of a corpus: one pass over all text that counts and hashes it, and checks it against what is known."""
 
 import hashlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from logdepth.atomic import read_json, write_json
@@ -28,8 +29,7 @@ Census = dict[Split, Counts]
 
 def census_of(corpus: Corpus) -> Census:
     """Counts of every split; read again only where the source may have changed."""
-    source = corpus.source()
-    path = cache_folder() / "census" / f"{key_of([VERSION, corpus.name, source])}.json"
+    source, path = corpus.source(), _path_of(corpus)
     if source is not None and path.exists():
         saved: dict[str, Any] = read_json(path)
         return {split: Counts(**saved[split]) for split in SPLITS}
@@ -38,6 +38,10 @@ def census_of(corpus: Corpus) -> Census:
     if source is not None:
         write_json(path, {split: census[split]._asdict() for split in SPLITS})
     return census
+
+
+def _path_of(corpus: Corpus) -> Path:
+    return cache_folder() / "census" / f"{key_of([VERSION, corpus.name, corpus.source()])}.json"
 
 
 class TextHash:
@@ -60,6 +64,7 @@ def refuse_changed_text(corpus: Corpus, census: Census, hashes: dict[Split, Text
     """An error where what was read now is not what the census counted: its files were changed meanwhile."""
     for split, one in hashes.items():
         if one.hexdigest() != census[split].sha256:
+            _path_of(corpus).unlink(missing_ok=True)  # it may be of text that was changed without a trace
             raise UserError(f"corpus '{corpus.name}': its {split} text changed while it was prepared; run this again")
 
 

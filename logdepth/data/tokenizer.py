@@ -18,7 +18,7 @@ from logdepth.data.corpus import Corpus
 from logdepth.errors import UserError
 from logdepth.progress import Progress
 
-VERSION = 1
+VERSION = 2
 LONGEST_PIECE = 16_000
 """Encoding a line takes more than linear time; longer ones are cut at a space, which changes no token."""
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
@@ -117,7 +117,7 @@ def pieces(text: str) -> Iterator[str]:
 
 def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -> Tokenizer:
     """The corpus's tokenizer, trained where there is none yet."""
-    key = key_of([VERSION, census["train"].sha256, asdict(config)])
+    key = key_of([VERSION, census["train"].sha256, asdict(config), config.settings()])
     folder = cache_folder() / "tokenizers" / f"{corpus.name}-{config.vocab_size}-{key}"
     if not folder.is_dir():
         share = min(1.0, config.sample_bytes / census["train"].bytes)

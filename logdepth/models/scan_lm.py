@@ -138,6 +138,7 @@ class ScanLM(nn.Module):
         self, tokens: Tokens, state: ScanLMState, *, lengths: LengthsLike | None = None
     ) -> tuple[Tensor, ScanLMState]:
         """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
+        check_tokens(tokens, packed=False)
         logits, layers = self._run(tokens, state.layers, lengths, None)
         return logits, ScanLMState(layers)
 

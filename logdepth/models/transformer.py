@@ -156,8 +156,11 @@ class Transformer(nn.Module):
         self, tokens: Tokens, state: KeyValueState, *, lengths: LengthsLike | None = None
     ) -> tuple[Tensor, KeyValueState]:
         """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
+        check_tokens(tokens, packed=False)
         batch, length = tokens.shape
-        together = bool((state.lengths == state.lengths[:1]).all())
+        if batch != len(state.lengths):
+            raise ValueError(f"tokens have {batch} rows, but the state has {len(state.lengths)}")
+        together = batch > 0 and bool((state.lengths == state.lengths[:1]).all())
         starts = state.lengths[:1] if together else state.lengths[:, None]
         positions = (starts + torch.arange(length)).to(tokens.device)
         features = self._embed(tokens, positions)

@@ -59,7 +59,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        return (self.path / "config.json").is_file()
+        return os.path.isfile(self.path / "config.json")  # noqa: PTH113  (False, not an error, where we may not look)
 
     def weights(self, which: Weights) -> Path:
         return self.path / f"{which}.safetensors"
@@ -71,11 +71,12 @@ class RunFolder:
                 f"{self.path} already holds a run; go on with it by `logdepth train --resume {self.path}`, "
                 "or choose another --out"
             )
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file; choose another --out")
-        existing = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write {self.path}: {existing} does not let us; choose another --out")
+        with readable_disk_errors(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise UserError(f"{self.path} is a file; choose another --out")
+            existing = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise UserError(f"cannot write {self.path}: {existing} does not let us; choose another --out")
         if self.path.is_dir():
             others = [file.name for file in self.path.iterdir() if not file.name.startswith(PARTIAL)]
             if not set(others) <= WRITTEN_BEFORE_CONFIG:

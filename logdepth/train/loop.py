@@ -50,6 +50,8 @@ class Standing:
     finished: Reason | None = None
     losses: list[float] = field(default_factory=list)
     """Of the steps since the last line of metrics."""
+    norm: float = math.nan
+    """Of the last gradient, before it was clipped."""
 
 
 class Trainer:
@@ -98,6 +100,8 @@ class Trainer:
             Progress("training", self.total_steps, done=standing.step) as self.progress,
         ):
             self._introduce()
+            if self.config.train.init_from is not None and not self.folder.checkpoint.is_file():
+                self._save()  # from here on the run that it started from is no longer needed
             for tracker in self.trackers:
                 stack.callback(tracker.close)
             while not standing.finished:
@@ -177,28 +181,36 @@ class Trainer:
 
     def _log(self, rate: float) -> None:
         """One line of metrics for the steps since the last."""
-        norm, standing, train = self._look(), self.standing, self.config.train
+        self._look()
+        standing, train = self.standing, self.config.train
         loss = sum(standing.losses) / len(standing.losses)
         now = time.monotonic()
         speed = self.timed_steps * train.batch_size * train.context / (now - self.logged_at)
         self.logged_at, self.timed_steps, standing.losses = now, 0, []
-        self._record("train", {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens_per_second": speed})
+        self._record(
+            "train", {"loss": loss, "learning_rate": rate, "gradient_norm": standing.norm, "tokens_per_second": speed}
+        )
         epoch = standing.step / self.batches.steps_per_epoch
         self.note = f"loss {loss:.3f}, perplexity {perplexity(loss):.1f}, {speed:,.0f} tokens/s, epoch {epoch:.2f}"
 
-    def _look(self) -> float:
-        """Brings the losses of recent steps to the host, and the last gradient norm; all must be finite."""
+    def _look(self) -> None:
+        """Brings the losses and the last gradient norm of recent steps to the host; all must be finite."""
         steps, self.unseen = self.unseen, []
+        if not steps:
+            return
         losses = torch.stack([loss for _, loss, _ in steps]).tolist()
         norms = torch.stack([norm for _, _, norm in steps]).tolist()
         for (step, _, _), loss, norm in zip(steps, losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise UserError(
-                    f"at step {step} the loss was {loss} and the gradient's norm {norm}: training diverged; the last "
-                    f"good checkpoint in {self.folder.path} is kept; start anew with a lower --train.learning-rate"
-                )
+                raise self._diverged(f"at step {step} the loss was {loss} and the gradient's norm {norm}")
         self.standing.losses += losses
-        return float(norms[-1])
+        self.standing.norm = norms[-1]
+
+    def _diverged(self, how: str) -> UserError:
+        return UserError(
+            f"{how}: training diverged; the last good checkpoint in {self.folder.path}, if there was one, is kept; "
+            "start anew with a lower --train.learning-rate"
+        )
 
     def _validation_is_due(self) -> bool:
         step = self.standing.step
@@ -207,7 +219,7 @@ class Trainer:
 
     def _validate(self) -> None:
         standing, train = self.standing, self.config.train
-        if self.unseen:
+        if self.unseen or standing.losses:
             self._log(learning_rate(train, standing.step - 1, self.total_steps))
         result = evaluate(
             self.model,
@@ -217,6 +229,8 @@ class Trainer:
             reset_at_documents=train.reset_at_documents,
             on_progress=self._give_way,
         )
+        if not math.isfinite(result.loss):
+            raise self._diverged(f"after step {standing.step} the validation loss was {result.loss}")
         standing.validated = standing.step
         better = result.loss < standing.best_loss
         if better:
@@ -231,7 +245,7 @@ class Trainer:
         if better:
             self.folder.save_weights("best", self.model, standing.step)
         self._save()
-        self.logged_at = time.monotonic()
+        self.logged_at, self.timed_steps = time.monotonic(), 0
 
     def _give_way(self, _tokens: int) -> None:
         """A stop request does not wait for the end of a validation: it will be made again."""
@@ -262,8 +276,7 @@ class Trainer:
 
     def _save(self) -> None:
         """A checkpoint, unless the steps since the last were not good."""
-        if self.unseen:
-            self._look()
+        self._look()
         self.standing.seconds = time.monotonic() - self.started
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         moments = optimizer_tensors(self.model, self.optimizer)

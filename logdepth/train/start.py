@@ -35,6 +35,7 @@ def resume(out: Path, data_dir: Path | None = None) -> Standing:
     """Goes on with a run from its last checkpoint, with the config that is saved with it."""
     folder = RunFolder(out)
     config = folder.config()
+    check_trackers(config)
     device = device_named(config.train.device)
     prepared = prepared_for(folder, data_dir)
     _use_threads(config)
