@@ -27,10 +27,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
 from logdepth.data import Prepared, StoreInfo, TokenStore
-from logdepth.models import Transformer
+from logdepth.models import num_parameters
 from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import RunConfig, RunFolder, arithmetic, device_named
+from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import environment
+from logdepth.timing import attention_of
 from logdepth.train import Trainer
 
 BAR = 0.03
@@ -104,11 +105,9 @@ def measure(name: str, config: RunConfig, device: torch.device, steps: int, warm
         trainer.run()
     wall, model = trainer.step_seconds[warmups:], trainer.model_seconds[warmups:]
     tokens = train.batch_size * train.context
-    with arithmetic(train.precision, device):
-        attention = trainer.model.attention_in_words() if isinstance(trainer.model, Transformer) else None
     return {
         "recipe": name,
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "parameters": num_parameters(trainer.model),
         "batch_size": train.batch_size,
         "context": train.context,
         "compile": train.compile,
@@ -117,7 +116,7 @@ def measure(name: str, config: RunConfig, device: torch.device, steps: int, warm
         "quartiles": [1e3 * one for one in statistics.quantiles(wall, n=4, method="inclusive")[::2]],
         "not_in_model": 1 - sum(model) / sum(wall),
         "checkpoint_seconds": trainer.checkpoint_seconds,
-        "attention": attention,
+        "attention": attention_of(trainer.model, train.precision),
     }
 
 

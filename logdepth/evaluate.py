@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.data import StoreInfo, TokenStore, document_bounds
-from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
 
@@ -130,8 +129,7 @@ def evaluate(
     if context < 1 or not 1 <= stride <= context:
         raise ValueError(f"context must be at least 1 and stride from 1 to context; got {context} and {stride}")
     info, device = store.info, next(model.parameters()).device
-    if len(store) < 2:
-        raise UserError(f"the {info.split} split of '{info.corpus}' has fewer than two tokens; nothing to predict")
+    store.refuse_if_nothing_to_predict()
     separator = info.separator if reset_at_documents else None
     longest = min(context, len(store) - 1)
     nats, counts = np.zeros(longest), np.zeros(longest, dtype=np.int64)

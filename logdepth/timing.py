@@ -59,8 +59,6 @@ def time_model(
             work()
         seconds = [_timed(work, device) for _ in range(repeats)]
         quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if repeats > 1 else [seconds[0]] * 3
-        with arithmetic(precision, device):
-            attention = model.attention_in_words() if isinstance(model, Transformer) else None
         median = statistics.median(seconds)
         yield Timing(
             context=context,
@@ -71,8 +69,14 @@ def time_model(
             upper_quartile=1e3 * quartiles[2],
             repeats=repeats,
             tokens_per_second=rows * context / median,
-            attention=attention,
+            attention=attention_of(model, precision),
         )
+
+
+def attention_of(model: LanguageModel, precision: Precision) -> str | None:
+    """What computes a model's attention in this precision, in words; None for models without it."""
+    with arithmetic(precision, next(model.parameters()).device):
+        return model.attention_in_words() if isinstance(model, Transformer) else None
 
 
 def _work(model: LanguageModel, tokens: torch.Tensor, what: What, precision: Precision) -> Callable[[], None]:

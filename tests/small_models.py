@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from torch import nn
-
 from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
@@ -22,7 +20,3 @@ SMALL_MODELS: dict[str, ModelConfig] = {
     "alibi-12-heads": dataclasses.replace(TRANSFORMER, embed_width=24, num_heads=12),
     "sinusoidal": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
 }
-
-
-def num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import signal
 import warnings
 from pathlib import Path
@@ -17,8 +16,8 @@ from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig
 from logdepth.runs import RunConfig, TrainConfig
 from logdepth.timing import time_model
-from logdepth.train import Interrupted, Trainer, resume, train
-from tests.run_folders import same_files
+from logdepth.train import resume, train
+from tests.run_folders import interrupted_at, same_files
 from tests.tiny_corpus import tiny_data
 
 pytestmark = [
@@ -84,26 +83,15 @@ def test_a_stream_gives_the_logits_of_the_whole(name: str, dtype: torch.dtype) -
 
 
 @every_model
-def test_interrupted_and_resumed_ends_in_the_same_bits(
-    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_and_resumed_ends_in_the_same_bits(name: str, corpus: Path, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)  # training turns it on by itself
     settings = TrainConfig(
         learning_rate=1e-3, max_steps=30, evaluate_every=10, batch_size=8, context=64, device="cuda", log_every=3
     )
     config = RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings)
     train(config, tmp_path / "whole")
-    original = Trainer._step
-
-    def stopping(self: Trainer) -> None:
-        original(self)
-        if self.standing.step == 17:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", stopping)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "parts")
+    with interrupted_at(17, signal.SIGTERM):
+        train(config, tmp_path / "parts")
     resume(tmp_path / "parts")
     same_files(tmp_path / "whole", tmp_path / "parts")
 

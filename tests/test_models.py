@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig
+from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig, num_parameters
 from logdepth.models.attention import alibi_slopes, causal_attention, continued_attention
 from logdepth.operators import GRCConfig, MLPLDRUConfig
-from tests.small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB, num_parameters
+from tests.small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB
 from tests.toy import boundaries
 
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)

@@ -67,7 +67,6 @@ def run(arguments: Sequence[str]) -> int:
             args=["--tyro-print-completion", command.shell],
             config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
         )
-    print(
-        script.getvalue().replace("complete -F", "complete -o default -F")
-    )  # bash: file names where nothing else fits
+    # In bash, names of files where nothing else fits.
+    print(script.getvalue().replace("complete -F", "complete -o default -F"))
     return 0

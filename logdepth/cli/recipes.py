@@ -8,6 +8,7 @@ import torch
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
+from logdepth.models import num_parameters
 from logdepth.recipes import RECIPES
 from logdepth.runs import RunConfig
 
@@ -24,13 +25,13 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(RecipesCommand, arguments, "recipes")
     configs = {name: make() for name, make in RECIPES.items()}
     if command.json:
-        print_json({name: {"parameters": num_parameters(one), "config": to_dict(one)} for name, one in configs.items()})
+        print_json({name: {"parameters": _parameters_of(one), "config": to_dict(one)} for name, one in configs.items()})
         return 0
     heads = ("recipe", "parameters", "corpus", "vocabulary", "batch", "context", "learning rate")
     rows = [
         (
             name,
-            num_parameters(one),
+            _parameters_of(one),
             one.data.corpus,
             one.data.tokenizer.vocab_size,
             one.train.batch_size,
@@ -43,7 +44,6 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def num_parameters(config: RunConfig) -> int:
+def _parameters_of(config: RunConfig) -> int:
     with torch.device("meta"):
-        model = config.model.build(config.data.tokenizer.vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return num_parameters(config.model.build(config.data.tokenizer.vocab_size))

@@ -29,7 +29,8 @@ Census = dict[Split, Counts]
 
 def census_of(corpus: Corpus) -> Census:
     """Counts of every split; read again only where the source may have changed."""
-    source, path = corpus.source(), _path_of(corpus)
+    source = corpus.source()
+    path = _path_of(corpus, source)
     if source is not None and path.exists():
         saved: dict[str, Any] = read_json(path)
         return {split: Counts(**saved[split]) for split in SPLITS}
@@ -40,8 +41,8 @@ def census_of(corpus: Corpus) -> Census:
     return census
 
 
-def _path_of(corpus: Corpus) -> Path:
-    return cache_folder() / "census" / f"{key_of([VERSION, corpus.name, corpus.source()])}.json"
+def _path_of(corpus: Corpus, source: dict[str, Any] | None) -> Path:
+    return cache_folder() / "census" / f"{key_of([VERSION, corpus.name, source])}.json"
 
 
 class TextHash:
@@ -64,7 +65,9 @@ def refuse_changed_text(corpus: Corpus, census: Census, hashes: dict[Split, Text
     """An error where what was read now is not what the census counted: its files were changed meanwhile."""
     for split, one in hashes.items():
         if one.hexdigest() != census[split].sha256:
-            _path_of(corpus).unlink(missing_ok=True)  # it may be of text that was changed without a trace
+            _path_of(corpus, corpus.source()).unlink(
+                missing_ok=True
+            )  # it may be of text that was changed without a trace
             raise UserError(f"corpus '{corpus.name}': its {split} text changed while it was prepared; run this again")
 
 

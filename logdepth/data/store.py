@@ -60,6 +60,11 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def refuse_if_nothing_to_predict(self) -> None:
+        if len(self) < 2:
+            where = f"the {self.info.split} split of '{self.info.corpus}'"
+            raise UserError(f"{where} has fewer than two tokens; nothing to predict")
+
     def window(self, start: int, length: int) -> NDArray[np.int64]:
         """`length` tokens from `start` on, fewer at the end of the split."""
         return self.tokens[start : start + length].astype(np.int64)

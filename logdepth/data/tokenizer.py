@@ -15,6 +15,7 @@ from logdepth.atomic import new_folder, write_json
 from logdepth.data.cache import cache_folder, key_of
 from logdepth.data.census import Census, TextHash, refuse_changed_text
 from logdepth.data.corpus import Corpus
+from logdepth.data.passages import place_of
 from logdepth.errors import UserError
 from logdepth.progress import Progress
 
@@ -166,10 +167,7 @@ class _Sample:
             raise
 
     def _chosen(self, encoded: bytes) -> bool:
-        if self.share >= 1.0:
-            return True
-        digest = hashlib.blake2b(encoded, digest_size=8, person=b"sample").digest()
-        return int.from_bytes(digest, "big") / 2**64 < self.share
+        return self.share >= 1.0 or place_of(encoded, b"sample") < self.share
 
 
 def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:

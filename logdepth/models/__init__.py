@@ -3,6 +3,8 @@
 Every model has `forward(tokens) -> logits`, `init_state(batch)` and `step(tokens, state) -> (logits, state)`.
 """
 
+from torch import nn
+
 from logdepth.models.scan_lm import ScanLM, ScanLMConfig, ScanLMState
 from logdepth.models.transformer import KeyValueState, Transformer, TransformerConfig
 
@@ -16,6 +18,11 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 """Name → config class; `MODELS["scan-lm"]().build(vocab_size)` is the model."""
 
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 __all__ = [
     "MODELS",
     "KeyValueState",
@@ -27,4 +34,5 @@ __all__ = [
     "ScanLMState",
     "Transformer",
     "TransformerConfig",
+    "num_parameters",
 ]

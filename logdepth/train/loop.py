@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from logdepth.data import Batches, Prepared, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, perplexity
-from logdepth.models import LanguageModel, ScanLM
+from logdepth.models import LanguageModel, ScanLM, num_parameters
 from logdepth.progress import Progress
 from logdepth.runs import RunConfig, RunFolder, arithmetic
 from logdepth.runs.environment import environment
@@ -65,8 +65,7 @@ class Trainer:
             prepared.stores["train"], batch_size=train.batch_size, context=train.context, seed=config.seed
         )
         self.separator = prepared.stores["train"].info.separator if train.reset_at_documents else None
-        if len(self.valid) < 2:
-            raise UserError(f"the valid split of '{config.data.corpus}' has fewer than two tokens; nothing to predict")
+        self.valid.refuse_if_nothing_to_predict()
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         self.validate_every = train.evaluate_every or self.batches.steps_per_epoch
         torch.manual_seed(config.seed)
@@ -119,12 +118,11 @@ class Trainer:
     def _introduce(self) -> None:
         """What is about to happen, for whoever watches."""
         train, info = self.config.train, self.batches.store.info
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
         kind, device = type(self.model).__name__, environment(self.device)["device"]
         tokens = f"{train.batch_size} × {train.context} tokens"
         start = f"from step {self.standing.step:,} on" if self.standing.step else "from the start"
         self.progress.say(
-            f"{self.folder.path}: {kind} of {parameters:,} parameters on {device}; "
+            f"{self.folder.path}: {kind} of {num_parameters(self.model):,} parameters on {device}; "
             f"{info.corpus}, {info.tokens:,} tokens; {self.total_steps:,} steps of {tokens}, {start}"
         )
         if train.warmup_steps >= self.total_steps:
