@@ -191,7 +191,7 @@ def _row_losses(model: LanguageModel, inputs: Tensor, targets: Tensor, batch_tok
     parts, state = [], model.init_state(len(inputs))
     part = max(1, batch_tokens // len(inputs))
     for start in range(0, inputs.shape[1], part):
-        logits, state = model.step(inputs[:, start : start + part], state)  # type: ignore[arg-type]
+        logits, state = model.step(inputs[:, start : start + part], state)
         parts.append(_nats(logits, targets[:, start : start + part]))
     return np.concatenate(parts, axis=1)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from logdepth.data import Tokenizer
 from logdepth.errors import UserError
-from logdepth.models import LanguageModel, ModelState
+from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
 
 
@@ -101,7 +101,7 @@ def generate(
         padded = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
         for number, row in enumerate(rows):
             padded[number, : lengths[number]] = torch.tensor(row.tokens)
-        logits, state = _step(model, padded.to(device), model.init_state(len(rows)), lengths)
+        logits, state = model.step(padded.to(device), model.init_state(len(rows)), lengths=lengths)
         last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
     while True:
         chosen = [_choose(scores, config, row.generator) for scores, row in zip(_rows(last), rows, strict=True)]
@@ -118,15 +118,8 @@ def generate(
             rows, state = [rows[place] for place in going], state.select(going)
         newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
         with arithmetic(precision, device):
-            logits, state = _step(model, newest, state, None)
+            logits, state = model.step(newest, state)
         last = logits[:, -1]
-
-
-def _step(
-    model: LanguageModel, tokens: Tensor, state: ModelState, lengths: list[int] | None
-) -> tuple[Tensor, ModelState]:
-    logits, after = model.step(tokens, state, lengths=lengths)  # type: ignore[arg-type]
-    return logits, after
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, separated: bool) -> list[int]:

@@ -9,9 +9,9 @@ PLAIN_SECONDS = 10.0
 
 
 class Progress:
-    """One piece of work with a known or unknown total, in units that the caller names."""
+    """One piece of work with a known or unknown total, in units that the caller names; % is a unit too."""
 
-    def __init__(self, label: str, total: int | None = None, *, unit: str = "steps", done: int = 0) -> None:
+    def __init__(self, label: str, total: float | None = None, *, unit: str = "steps", done: float = 0) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done = self.first = done
         self.started = time.monotonic()
@@ -32,7 +32,7 @@ class Progress:
         elif kind is None and self.done > self.first and self.last_line > self.started:
             self._line("")  # work that was long enough for lines gets a last one
 
-    def update(self, done: int, note: str = "") -> None:
+    def update(self, done: float, note: str = "") -> None:
         """Tell how far the work is; cheap enough for every step."""
         self.done = done
         if self.bar is not None:
@@ -50,12 +50,33 @@ class Progress:
     def _line(self, note: str) -> None:
         self.last_line = time.monotonic()
         seconds = self.last_line - self.started
-        of = f"/{self.total:,}" if self.total is not None else ""
+        of = f"/{self.total:,}" if self.total is not None and self.unit != "%" else ""
         left = ""
         if self.total is not None and self.done > self.first:
             left = f", {in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
-        print(f"{self.label}: {self.done:,}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
+        done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,}"
+        print(f"{self.label}: {done}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
+
+
+class Part:
+    """One of the pieces of a larger work: progress in it is progress of the whole, by its share."""
+
+    def __init__(self, whole: Progress, label: str, total: float, share: float) -> None:
+        self.whole, self.label, self.total, self.share = whole, label, total, share
+        self.before = whole.done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, done: float, note: str = "") -> None:
+        self.whole.update(self.before + self.share * done / self.total, f"{self.label}: {note}" if note else self.label)
+
+    def say(self, line: str) -> None:
+        self.whole.say(f"{self.label}: {line}")
 
 
 def in_words(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from logdepth.models import LanguageModel, Transformer
+from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
 
 What = Literal["forward", "train"]
@@ -76,7 +76,7 @@ def time_model(
 def attention_of(model: LanguageModel, precision: Precision) -> str | None:
     """What computes a model's attention in this precision, in words; None for models without it."""
     with arithmetic(precision, next(model.parameters()).device):
-        return model.attention_in_words() if isinstance(model, Transformer) else None
+        return model.attention_in_words()
 
 
 def _work(model: LanguageModel, tokens: torch.Tensor, what: What, precision: Precision) -> Callable[[], None]:

@@ -2,21 +2,21 @@
 
 import dataclasses
 
-from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
+from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
 VOCAB = 13
+TINY = Size(embed_width=12, state_width=8, layer_width=16, num_layers=2, num_heads=4)
 SCAN = ScanLMConfig(embed_width=12, operator=GRCConfig(width=8))
 TRANSFORMER = TransformerConfig(embed_width=16, num_layers=2, num_heads=4)
 
 SMALL_MODELS: dict[str, ModelConfig] = {
-    "ar-grc": SCAN,
+    **{name: row for config in MODELS.values() for name, row in config.rows(TINY).items()},
     "plain": dataclasses.replace(SCAN, embedding_net=False, post_merge="none", leaf_norm=False, input_residual=0.0),
     "every-merge": dataclasses.replace(SCAN, post_merge="every"),
     "deep": dataclasses.replace(SCAN, depth=3, tied=False),
     "recompute": dataclasses.replace(SCAN, depth=2, recompute=True),
-    **{f"operator-{name}": dataclasses.replace(SCAN, operator=config(width=8)) for name, config in OPERATORS.items()},
-    "alibi": TRANSFORMER,
+    "affine": dataclasses.replace(SCAN, operator=OPERATORS["affine"](width=8)),
     "alibi-12-heads": dataclasses.replace(TRANSFORMER, embed_width=24, num_heads=12),
-    "sinusoidal": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
+    "sinusoidal-untied": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
 }

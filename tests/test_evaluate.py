@@ -175,7 +175,7 @@ def test_contexts_beyond_the_split_cost_no_memory() -> None:
     assert perplexity(1e6) == math.inf
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "alibi"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi"])
 @pytest.mark.parametrize("every", [3, 40, 10**6])
 def test_documents_go_through_in_parts_too(name: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SMALL_MODELS[name].build(VOCAB).double()

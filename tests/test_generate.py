@@ -87,7 +87,7 @@ def test_stop_texts_end_a_row_and_are_left_out(tokenizer: Tokenizer) -> None:
     assert stopped == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "sinusoidal"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-sinusoidal"])
 def test_pieces_join_to_the_decoded_text_also_in_bytes(name: str, corpus: Path) -> None:
     """Random tokens of a byte-level vocabulary: spaces, line breaks and broken characters in every order."""
     lossless = TokenizerConfig(vocab_size=400, lossless=True)

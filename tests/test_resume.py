@@ -29,7 +29,7 @@ def test_resuming_a_finished_run_changes_nothing(corpus: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stops", [(1,), (8,), (7, 8, 9, 23)])
-@pytest.mark.parametrize("name", ["ar-grc", "alibi"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi"])
 def test_interrupted_and_resumed_ends_in_the_same_bits(
     name: str, stops: tuple[int, ...], corpus: Path, tmp_path: Path
 ) -> None:

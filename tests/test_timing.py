@@ -7,7 +7,7 @@ from logdepth.timing import time_model
 from tests.small_models import SMALL_MODELS, VOCAB
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "alibi", "sinusoidal"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi", "transformer-sinusoidal"])
 @pytest.mark.parametrize("what", ["forward", "train"])
 def test_every_length_is_timed(name: str, what: str) -> None:
     model = SMALL_MODELS[name].build(VOCAB)
@@ -18,7 +18,9 @@ def test_every_length_is_timed(name: str, what: str) -> None:
         assert one.lower_quartile <= one.milliseconds <= one.upper_quartile
         assert one.tokens_per_second == pytest.approx(64 / (one.milliseconds / 1e3))
         assert one.repeats == 3
-        attention = {"ar-grc": None, "alibi": "ALiBi as additive mask", "sinusoidal": "causal"}[name]
+        attention = {"ar-grc": None, "transformer-alibi": "ALiBi as additive mask", "transformer-sinusoidal": "causal"}[
+            name
+        ]
         assert one.attention is None if attention is None else attention in one.attention
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -100,7 +100,7 @@ def test_early_stopping(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_tensors(tmp_path / "last.safetensors")[1] == {"step": 10}
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "alibi"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi"])
 def test_documents_that_start_anew_train_as_if_alone(
     name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +138,7 @@ def test_gradients_are_clipped(corpus: Path, tmp_path: Path, monkeypatch: pytest
     assert before[-1] > 0.05
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "sinusoidal"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-sinusoidal"])
 def test_bfloat16_learns_too(name: str, corpus: Path, tmp_path: Path) -> None:
     standing = train(run_config(corpus, SMALL_MODELS[name], max_steps=40, precision="bfloat16"), tmp_path)
     assert standing.best_loss < math.log(96) - 1

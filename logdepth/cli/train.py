@@ -109,7 +109,7 @@ def _finish(out: Path, as_json: bool, work: Callable[[], Standing]) -> int:
         standing = work()
     except Interrupted as stopped:
         print(f"{stopped}; saved. Go on with: logdepth train --resume {out}", file=sys.stderr)
-        return 128 + stopped.signal_number
+        return stopped.exit_code
     if as_json:
         print_json({"run": str(out)} | asdict(standing))
     else:

@@ -10,23 +10,29 @@ logits = embedding · y
 Depth 1 is the paper's. A deeper model feeds y to further such layers, with a residual around each of them.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.models.embedding_net import EmbeddingNet
+from logdepth.models.language_model import LanguageModel, Size
 from logdepth.models.packing import check_tokens
-from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
+from logdepth.operators import OPERATORS, GRCConfig, OperatorConfig, PostMergeConfig
 from logdepth.operators.initialisation import scaled_linear
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, ScanState, scan
 from logdepth.shapes import Batch, Packed, Tokens
 
 EMBEDDING_DEVIATION = 0.02
+WITHOUT_WEIGHTS = {"affine"}
+"""Operators that check the scan and are no cell to learn with."""
+PrefixesOf = Callable[[Operator | OperatorPair, Batch], Batch]
+"""Leaves to the states of their prefixes, by an operator: the scan, or something in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,24 @@ class ScanLMConfig:
     def build(self, vocab_size: int) -> "ScanLM":
         return ScanLM(self, vocab_size)
 
+    @classmethod
+    def rows(cls, size: Size) -> dict[str, "ScanLMConfig"]:
+        """`ar-grc`, `ar-mlp-ldru`, and so for every operator."""
+        return {f"ar-{name}": cls._row(name, size) for name in OPERATORS if name not in WITHOUT_WEIGHTS}
+
+    @classmethod
+    def _row(cls, operator: str, size: Size) -> "ScanLMConfig":
+        config = OPERATORS[operator]
+        has_dropout = "dropout" in (field.name for field in dataclasses.fields(config))
+        return cls(
+            embed_width=size.embed_width,
+            operator=config(width=size.state_width, **({"dropout": size.dropout} if has_dropout else {})),
+            embedding_net=size.nets,
+            post_merge="up" if size.nets else "none",
+            leaf_dropout=size.dropout,
+            post_merge_dropout=size.dropout if size.nets else 0.0,
+        )
+
 
 class ScanLMState(NamedTuple):
     """Where a batch of streams stands: one scan state a layer, O(log n) each."""
@@ -99,8 +123,8 @@ class ScanLMState(NamedTuple):
         return ScanLMState(tuple(layer.detach() for layer in self.layers))
 
 
-class ScanLM(nn.Module):
-    """The language model; every method is causal, and a stream gives the logits of the whole."""
+class ScanLM(LanguageModel):
+    """The language model; its state is O(log n)."""
 
     def __init__(self, config: ScanLMConfig, vocab_size: int) -> None:
         super().__init__()
@@ -109,7 +133,8 @@ class ScanLM(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.embed_width)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_DEVIATION)
         self.embed_dropout = nn.Dropout(config.embed_dropout)
-        self.layers = nn.ModuleList(ScanLayer(config) for _ in range(config.depth))
+        layers = [ScanLayer(config) for _ in range(config.depth)]
+        self.layers = cast(Sequence[ScanLayer], nn.ModuleList(layers))
         self.output_dropout = nn.Dropout(config.output_dropout)
         self.head = None if config.tied else nn.Linear(config.embed_width, vocab_size, bias=False)
         if self.head is not None:
@@ -118,18 +143,10 @@ class ScanLM(nn.Module):
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
     ) -> Tensor:
-        """Logits of the next token at every position: `[batch, length, vocab]`, or packed `[total, vocab]`.
-
-        Args:
-            tokens: `[batch, length]`, or with `cu_seqlens` packed documents `[total]`.
-            lengths: valid tokens of each row of a batch padded on the right; logits beyond them mean nothing.
-            cu_seqlens: where each packed document starts, and last the total.
-        """
         check_tokens(tokens, packed=cu_seqlens is not None)
         return self._run(tokens, (None,) * len(self.layers), lengths, cu_seqlens)[0]
 
     def init_state(self, batch: int) -> ScanLMState:
-        """The state of `batch` streams that have seen nothing."""
         weight = self.embedding.weight
         empty = ScanState.empty(batch, self.config.width, dtype=weight.dtype, device=weight.device)
         return ScanLMState((empty,) * len(self.layers))
@@ -137,7 +154,6 @@ class ScanLM(nn.Module):
     def step(
         self, tokens: Tokens, state: ScanLMState, *, lengths: LengthsLike | None = None
     ) -> tuple[Tensor, ScanLMState]:
-        """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
         check_tokens(tokens, packed=False)
         logits, layers = self._run(tokens, state.layers, lengths, None)
         return logits, ScanLMState(layers)
@@ -149,15 +165,31 @@ class ScanLM(nn.Module):
         lengths: LengthsLike | None,
         cu_seqlens: LengthsLike | None,
     ) -> tuple[Tensor, tuple[ScanState, ...]]:
+        after: list[ScanState] = []
+
+        def prefixes_of(operator: Operator | OperatorPair, leaves: Batch) -> Batch:
+            prefixes, state = scan(
+                operator,
+                leaves,
+                states[len(after)],
+                lengths=lengths,
+                cu_seqlens=cu_seqlens,
+                checkpoint=self.config.recompute and torch.is_grad_enabled(),
+            )
+            after.append(state)
+            return prefixes
+
+        return self.with_prefixes(tokens, prefixes_of), tuple(after)
+
+    def with_prefixes(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
+        """Logits where `prefixes_of` makes the states of all prefixes, layer by layer: the scan, or another tree."""
         features = self.embed_dropout(self.embedding(tokens))
-        after = []
-        for number, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
-            output, new_state = layer(features, state, lengths, cu_seqlens)
+        for number, layer in enumerate(self.layers):
+            output = layer.output(prefixes_of(layer.operators(), layer.leaves(features)), features)
             features = features + output if number else output
-            after.append(new_state)
         features = self.output_dropout(features)
-        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
-        return logits, tuple(after)
+        logits: Tensor = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        return logits
 
 
 class ScanLayer(nn.Module):
@@ -178,26 +210,16 @@ class ScanLayer(nn.Module):
         self.post_merge_in_up_sweep_only = config.post_merge == "up"
         self.out_of_state = scaled_linear(width, config.embed_width)
         self.input_residual = config.input_residual
-        self.recompute = config.recompute
 
-    def forward(
-        self,
-        features: Batch | Packed,
-        state: ScanState | None,
-        lengths: LengthsLike | None,
-        cu_seqlens: LengthsLike | None,
-    ) -> tuple[Tensor, ScanState]:
+    def leaves(self, features: Batch | Packed) -> Tensor:
+        """What the scan starts from."""
         hidden = self.embedding_net(self.into_state(self.norm(features)))
-        leaves = hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
-        prefixes, state = scan(
-            self.operators(),
-            leaves.to(self.into_state.weight.dtype),  # autocast must not decide what states are
-            state,
-            lengths=lengths,
-            cu_seqlens=cu_seqlens,
-            checkpoint=self.recompute and torch.is_grad_enabled(),
-        )
-        return self.out_of_state(prefixes) + self.input_residual * features, state
+        leaves: Tensor = hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
+        return leaves.to(self.into_state.weight.dtype)  # autocast must not decide what states are
+
+    def output(self, prefixes: Tensor, features: Tensor) -> Tensor:
+        output: Tensor = self.out_of_state(prefixes) + self.input_residual * features
+        return output
 
     def operators(self) -> Operator | OperatorPair:
         """What the scan is given: one operator, or one for each sweep."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -18,6 +18,7 @@ from logdepth.models.attention import (
     continued_attention,
     sinusoids,
 )
+from logdepth.models.language_model import LanguageModel, Size
 from logdepth.models.packing import check_tokens, unpack
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike
@@ -55,6 +56,18 @@ class TransformerConfig:
 
     def build(self, vocab_size: int) -> "Transformer":
         return Transformer(self, vocab_size)
+
+    @classmethod
+    def rows(cls, size: Size) -> dict[str, "TransformerConfig"]:
+        """One for each kind of positions."""
+        alibi = cls(
+            embed_width=size.layer_width,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            tied=size.layers_tied,
+            dropout=size.layer_dropout,
+        )
+        return {"transformer-alibi": alibi, "transformer-sinusoidal": replace(alibi, positions="sinusoidal")}
 
 
 class KeyValueState(NamedTuple):
@@ -95,8 +108,8 @@ class KeyValueState(NamedTuple):
         )
 
 
-class Transformer(nn.Module):
-    """The baseline; it has the methods of ScanLM, with a state that grows with every token."""
+class Transformer(LanguageModel):
+    """The baseline; its state grows with every token."""
 
     slopes: Tensor | None
 
@@ -120,17 +133,10 @@ class Transformer(nn.Module):
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
     ) -> Tensor:
-        """Logits of the next token at every position: `[batch, length, vocab]`, or packed `[total, vocab]`.
-
-        Args:
-            tokens: `[batch, length]`, or with `cu_seqlens` packed documents `[total]`, which are computed padded.
-            lengths: taken for the likeness with ScanLM; in a causal model padding on the right reaches nothing.
-            cu_seqlens: where each packed document starts, and last the total.
-        """
         check_tokens(tokens, packed=cu_seqlens is not None)
-        del lengths
+        del lengths  # in a causal model padding on the right reaches nothing
         if cu_seqlens is not None:
-            rows, index = unpack(tokens, cu_seqlens)
+            rows, index = unpack(tokens, cu_seqlens)  # packed documents are computed padded
             return self._logits(self._features(rows).flatten(0, 1).index_select(0, index))
         return self._logits(self._features(tokens))
 
@@ -146,7 +152,6 @@ class Transformer(nn.Module):
         return features
 
     def init_state(self, batch: int) -> KeyValueState:
-        """The state of `batch` streams that have seen nothing."""
         width = self.config.embed_width
         nothing = self.embedding.weight.new_zeros(batch, self.config.num_heads, 0, width // self.config.num_heads)
         empty = (nothing,) * self.config.num_layers
@@ -155,7 +160,6 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Tokens, state: KeyValueState, *, lengths: LengthsLike | None = None
     ) -> tuple[Tensor, KeyValueState]:
-        """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
         check_tokens(tokens, packed=False)
         batch, length = tokens.shape
         if batch != len(state.lengths):
@@ -179,7 +183,6 @@ class Transformer(nn.Module):
         return self._logits(features), after.cut() if lengths is not None else after
 
     def attention_in_words(self) -> str:
-        """What computes attention in a forward pass on this device and in this dtype."""
         weight = self.embedding.weight
         dtype = torch.get_autocast_dtype(weight.device.type) if torch.is_autocast_enabled(weight.device.type) else None
         queries = weight.new_zeros(1, 1, 128, self.config.embed_width // self.config.num_heads, dtype=dtype)

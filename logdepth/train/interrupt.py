@@ -6,12 +6,18 @@ from typing import Any, Self
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """Training stopped because it was asked to, with everything saved. `signal_number` says who asked."""
+    """Training stopped because a signal or its watch asked for it, with everything saved."""
 
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}")
-        self.signal_number = signal_number
+    def __init__(self, step: int, signal_number: int | None) -> None:
+        by = "" if signal_number is None else f"by {signal.Signals(signal_number).name} "
+        super().__init__(f"stopped {by}at step {step}")
         self.step = step
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        """As shells have it."""
+        return 128 + (self.signal_number or 0)
 
 
 class StopRequest:

@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.data import Batches, Prepared, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, perplexity
 from logdepth.models import LanguageModel, ScanLM, num_parameters
-from logdepth.progress import Progress
 from logdepth.runs import RunConfig, RunFolder, arithmetic
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
@@ -28,6 +27,7 @@ from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.interrupt import Interrupted, StopRequest
 from logdepth.train.optimizer import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from logdepth.train.trackers import open_trackers
+from logdepth.train.watch import Watch
 
 VERSION = 1
 Reason = Literal["all steps done", "no better validation loss"]
@@ -54,11 +54,17 @@ class Standing:
     """Of the last gradient, before it was clipped."""
 
 
+class DivergedError(UserError):
+    """A loss that is not a number."""
+
+
 class Trainer:
     """One run, from wherever its folder says that it stands."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig, prepared: Prepared, device: torch.device) -> None:
-        self.folder, self.config, self.device = folder, config, device
+    def __init__(
+        self, folder: RunFolder, config: RunConfig, prepared: Prepared, device: torch.device, watch: Watch | None = None
+    ) -> None:
+        self.folder, self.config, self.device, self.watch = folder, config, device, watch or Watch()
         train = config.train
         self.valid = prepared.stores["valid"]
         self.batches = Batches(
@@ -96,7 +102,7 @@ class Trainer:
             contextlib.ExitStack() as stack,
             _repeatable(self.device, self.config.train.deterministic),
             StopRequest() as self.stop,
-            Progress("training", self.total_steps, done=standing.step) as self.progress,
+            self.watch.progress(self.total_steps, standing.step) as self.progress,
         ):
             self._introduce()
             if self.config.train.init_from is not None and not self.folder.checkpoint.is_file():
@@ -106,9 +112,8 @@ class Trainer:
             while not standing.finished:
                 if self._validation_is_due():
                     self._validate()
-                elif self.stop.signal_number is not None:
-                    self._save()
-                    raise Interrupted(self.stop.signal_number, standing.step)
+                elif self._was_asked_to_stop():
+                    raise self._interrupted()
                 else:
                     self._step()
                     if time.monotonic() - self.saved_at > 60 * self.config.train.checkpoint_minutes:
@@ -204,8 +209,8 @@ class Trainer:
         self.standing.losses += losses
         self.standing.norm = norms[-1]
 
-    def _diverged(self, how: str) -> UserError:
-        return UserError(
+    def _diverged(self, how: str) -> "DivergedError":
+        return DivergedError(
             f"{how}: training diverged; the last good checkpoint in {self.folder.path}, if there was one, is kept; "
             "start anew with a lower --train.learning-rate"
         )
@@ -243,13 +248,20 @@ class Trainer:
         if better:
             self.folder.save_weights("best", self.model, standing.step)
         self._save()
+        self.watch.validated(standing.step, result.loss)
         self.logged_at, self.timed_steps = time.monotonic(), 0
 
     def _give_way(self, _tokens: int) -> None:
         """A stop request does not wait for the end of a validation: it will be made again."""
-        if self.stop.signal_number is not None:
-            self._save()
-            raise Interrupted(self.stop.signal_number, self.standing.step)
+        if self._was_asked_to_stop():
+            raise self._interrupted()
+
+    def _was_asked_to_stop(self) -> bool:
+        return self.stop.signal_number is not None or self.watch.must_stop()
+
+    def _interrupted(self) -> Interrupted:
+        self._save()
+        return Interrupted(self.standing.step, self.stop.signal_number)
 
     def _report(self, result: Evaluation, better: bool) -> None:
         values = {
@@ -297,8 +309,9 @@ def compile_model(model: LanguageModel) -> None:
     """Compiles in place, so that the names of weights stay: a ScanLM's operators, or the whole Transformer."""
     if isinstance(model, ScanLM):
         for layer in model.layers:
-            operators = layer.operators()  # type: ignore[operator]
+            operators = layer.operators()
             for operator in operators if isinstance(operators, tuple) else (operators,):
+                assert isinstance(operator, nn.Module)
                 operator.compile(dynamic=True)
     else:
         model.compile()

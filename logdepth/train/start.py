@@ -12,9 +12,10 @@ from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
 from logdepth.train.loop import Standing, Trainer
 from logdepth.train.trackers import check_trackers
+from logdepth.train.watch import Watch
 
 
-def train(config: RunConfig, out: Path, data_dir: Path | None = None) -> Standing:
+def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
     """A new run in the folder `out`; everything that can be known to be wrong is refused before work begins."""
     folder = RunFolder(out)
     folder.refuse_if_taken()
@@ -25,13 +26,13 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None) -> Standin
         raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
     config = _with_whole_paths(config)
     prepared = prepare(config.data, data_dir, _tokenizer_of(config))
-    trainer = Trainer(folder, config, prepared, device)
+    trainer = Trainer(folder, config, prepared, device, watch)
     with folder.locked():
         folder.create(config, prepared, device)
         return trainer.run()
 
 
-def resume(out: Path, data_dir: Path | None = None) -> Standing:
+def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
     """Goes on with a run from its last checkpoint, with the config that is saved with it."""
     folder = RunFolder(out)
     config = folder.config()
@@ -43,7 +44,7 @@ def resume(out: Path, data_dir: Path | None = None) -> Standing:
         changed = differences(folder.environment(), environment(device))
         if changed:
             print(f"going on where the run began otherwise ({', '.join(changed)}): not bit for bit", file=sys.stderr)
-        return Trainer(folder, config, prepared, device).run()
+        return Trainer(folder, config, prepared, device, watch).run()
 
 
 def _with_whole_paths(config: RunConfig) -> RunConfig:
