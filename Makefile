@@ -3,21 +3,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types imports unit test mutation benchmark figures clean
+.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: $(DEMO_STAMP) ## the paper's experiment, small, on Python's own documentation: minutes on two cores; see demo/report.html
+	LOGDEPTH_CACHE=$(CURDIR)/demo/cache $(BIN)/logdepth reproduce pydocs --out demo
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[report]'
+	touch $(DEMO_STAMP)
 
 install: $(STAMP) ## make .venv with the package and everything its checks need
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,plot,mutation]'
-	touch $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,report,sweep,docs,mutation]'
+	touch $(STAMP) $(DEMO_STAMP)
 
 lint: $(STAMP) ## style and formatting, without changing anything
 	$(BIN)/ruff check .
@@ -33,10 +43,13 @@ types: $(STAMP) ## mypy, strict
 imports: $(STAMP) ## the arrow of docs/architecture.md: who may import whom
 	$(BIN)/lint-imports
 
+docs: $(STAMP) ## the documentation site, in site/; whatever is not linked right is an error
+	$(BIN)/mkdocs build --strict --quiet
+
 unit: $(STAMP) ## the tests alone
 	$(BIN)/pytest -n $(WORKERS)
 
-test: lint types imports unit ## everything that CI runs
+test: lint types imports docs unit ## everything that CI runs
 
 mutation: $(STAMP) ## mutation testing of the index planning (minutes); survivors are explained in docs/mutants.md
 	$(BIN)/mutmut run
@@ -51,4 +64,4 @@ figures: $(STAMP) ## draw the README's figures again, from results/ where they s
 	$(BIN)/python docs/figures/draw_benchmark.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

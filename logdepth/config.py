@@ -70,6 +70,8 @@ def _encode(hint: Any, value: Any) -> Any:
         return str(value)
     if isinstance(value, tuple):
         return [_encode(None, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _encode(None, item) for key, item in value.items()}
     return value
 
 
@@ -84,6 +86,10 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         origin, arguments = typing.get_origin(option), typing.get_args(option)
         if origin is Literal and value in arguments:
             return value
+        if option is Any:
+            return value
+        if origin is dict and isinstance(value, dict):
+            return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):

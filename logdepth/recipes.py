@@ -8,9 +8,11 @@ a recipe returns. Where the paper gives no number, ours stands beside the reason
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from logdepth.data import CORPORA, DataConfig, TokenizerConfig
 from logdepth.errors import UserError, did_you_mean
-from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size
+from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, num_parameters
 from logdepth.runs import RunConfig, TrainConfig
 
 
@@ -120,3 +122,9 @@ def recipe(name: str) -> RunConfig:
     if name not in RECIPES:
         raise UserError(f"there is no recipe '{name}'{did_you_mean(name, RECIPES)}")
     return RECIPES[name]()
+
+
+def parameters_of(config: RunConfig) -> int:
+    """How many parameters the model of a config has, without building it."""
+    with torch.device("meta"):
+        return num_parameters(config.model.build(config.data.tokenizer.vocab_size))

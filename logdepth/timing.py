@@ -3,7 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
@@ -14,7 +15,8 @@ from logdepth.runs import Precision, arithmetic
 What = Literal["forward", "train"]
 
 
-class Timing(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Timing:
     """One context length."""
 
     context: int
@@ -30,7 +32,7 @@ class Timing(NamedTuple):
     """What computed attention; None for models without it."""
 
     def as_dict(self) -> dict[str, Any]:
-        return self._asdict()
+        return asdict(self)
 
 
 def time_model(

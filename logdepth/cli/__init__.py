@@ -12,10 +12,14 @@ from logdepth import __version__
 from logdepth.errors import UserError, did_you_mean
 
 VERBS = {
+    "reproduce": "the paper's experiment on a corpus: all models, tables, figures, a report",
+    "report": "a study's tables, figures and page, from its result files",
     "prepare": "make a corpus's tokenizer and token stores",
     "train": "train a recipe, or go on with a run",
+    "sweep": "search a recipe's hyperparameters with Optuna, alone or with other workers",
     "evaluate": "perplexity of a run, at any context length",
     "time": "time of a model against context length",
+    "associativity": "how far a run's operator is from associative, and what other trees cost it",
     "generate": "text from a run",
     "corpora": "list the corpora",
     "recipes": "list the recipes, with parameter counts",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union
 
 import tyro
 
+from logdepth.cli.associativity import AssociativityCommand
 from logdepth.cli.check import CheckCommand
 from logdepth.cli.corpora import CorporaCommand
 from logdepth.cli.evaluate import EvaluateCommand
@@ -15,6 +16,9 @@ from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.parsing import parse
 from logdepth.cli.prepare import PrepareCommand
 from logdepth.cli.recipes import RecipesCommand
+from logdepth.cli.report import ReportCommand
+from logdepth.cli.reproduce import ReproduceCommand
+from logdepth.cli.sweep import SweepCommand
 from logdepth.cli.time import TimeCommand
 from logdepth.cli.train import TrainCommand
 from logdepth.recipes import RECIPES
@@ -43,10 +47,14 @@ class _Train:
 
 
 COMMANDS: dict[str, Any] = {
+    "reproduce": ReproduceCommand,
+    "report": ReportCommand,
     "prepare": PrepareCommand,
     "train": _Train,
+    "sweep": SweepCommand,
     "evaluate": EvaluateCommand,
     "time": TimeCommand,
+    "associativity": AssociativityCommand,
     "generate": GenerateCommand,
     "corpora": CorporaCommand,
     "recipes": RecipesCommand,

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
-from logdepth.models import num_parameters
-from logdepth.recipes import RECIPES
-from logdepth.runs import RunConfig
+from logdepth.recipes import RECIPES, parameters_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +21,13 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(RecipesCommand, arguments, "recipes")
     configs = {name: make() for name, make in RECIPES.items()}
     if command.json:
-        print_json({name: {"parameters": _parameters_of(one), "config": to_dict(one)} for name, one in configs.items()})
+        print_json({name: {"parameters": parameters_of(one), "config": to_dict(one)} for name, one in configs.items()})
         return 0
     heads = ("recipe", "parameters", "corpus", "vocabulary", "batch", "context", "learning rate")
     rows = [
         (
             name,
-            _parameters_of(one),
+            parameters_of(one),
             one.data.corpus,
             one.data.tokenizer.vocab_size,
             one.train.batch_size,
@@ -42,8 +38,3 @@ def run(arguments: Sequence[str]) -> int:
     ]
     print_table(heads, rows)
     return 0
-
-
-def _parameters_of(config: RunConfig) -> int:
-    with torch.device("meta"):
-        return num_parameters(config.model.build(config.data.tokenizer.vocab_size))

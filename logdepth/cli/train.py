@@ -38,7 +38,7 @@ class TrainCommand:
     out: Path | None = None
     """Folder of the run; by default runs/RECIPE-SEED."""
     config: Path | None = None
-    """JSON file with fields to change, or the config.json of a run; flags come after it."""
+    """JSON file with fields to change: a sweep's best.json, a run's config.json, or your own; flags come after it."""
     data_dir: Path | None = None
     """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
     json: Switch = False
@@ -62,6 +62,8 @@ def run(arguments: Sequence[str]) -> int:
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
     changes = {} if file is None else read_json(Path(file))
+    if name is None and isinstance(changes, dict) and isinstance(changes.get("recipe"), str):  # a sweep's best.json
+        name = changes["recipe"]
     if name is None and isinstance(changes, dict) and "config" in changes:
         config = from_dict(RunConfig, changes["config"], str(file))
         if value_of("--out", arguments) is None:
@@ -69,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     elif name is None and not {"-h", "--help"} & set(arguments):
         raise UserError("which recipe? `logdepth recipes` lists them; or --resume RUN to go on with a run")
     else:
-        config = _changed(recipe(name or "pydocs-ar-grc"), changes, str(file))
+        config = changed(recipe(name or "pydocs-ar-grc"), changes, str(file))
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
     if command.recipe != (name or ""):  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
@@ -77,15 +79,15 @@ def run(arguments: Sequence[str]) -> int:
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
 
 
-def _changed(config: RunConfig, changes: Any, file: str) -> RunConfig:
-    """A recipe with the changes of a file, which may be the config.json of a run but not of another kind of model."""
+def changed(config: RunConfig, changes: Any, file: str) -> RunConfig:
+    """A recipe with the changes of a file, which may be that of a run or a sweep but not of another kind of model."""
     if isinstance(changes, dict) and "config" in changes:
         changes = changes["config"]
-    changed = override(config, changes, file)
-    if type(changed.model) is not type(config.model):
-        kinds = f"{type(changed.model).__name__}, not {type(config.model).__name__}"
+    after = override(config, changes, file)
+    if type(after.model) is not type(config.model):
+        kinds = f"{type(after.model).__name__}, not {type(config.model).__name__}"
         raise UserError(f"{file} is for a {kinds} as this recipe has; leave out the recipe to train it as it is")
-    return changed
+    return after
 
 
 def _resume(arguments: Sequence[str]) -> int:

@@ -1,0 +1,28 @@
+"""How far a trained operator is from associative: distances between the two ways to merge three, and other trees."""
+
+from logdepth.associativity.figure import draw
+from logdepth.associativity.outcome import Associativity, InParts, Untrained
+from logdepth.associativity.study import DEFAULT_OFFSETS, longest_context, parts_of, study
+from logdepth.associativity.trees import WithTree, left_fold, scanned, shifted
+from logdepth.associativity.triples import LAWS, Distance, Law, distances
+from logdepth.associativity.windows import spread_windows
+
+__all__ = [
+    "DEFAULT_OFFSETS",
+    "LAWS",
+    "Associativity",
+    "Distance",
+    "InParts",
+    "Law",
+    "Untrained",
+    "WithTree",
+    "distances",
+    "draw",
+    "left_fold",
+    "longest_context",
+    "parts_of",
+    "scanned",
+    "shifted",
+    "spread_windows",
+    "study",
+]

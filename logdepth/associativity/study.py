@@ -1,0 +1,143 @@
+"""The study of one model: its distances beside those of untrained ones, then its perplexity with every tree.
+
+It is handed a model and text; where they come from, and where the numbers go, is not its business.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from logdepth.associativity.outcome import SCAN, Associativity, InParts
+from logdepth.associativity.trees import WithTree, left_fold, scanned, shifted
+from logdepth.associativity.triples import Distance, distances, num_groups
+from logdepth.associativity.windows import spread_windows
+from logdepth.data import TokenStore
+from logdepth.errors import UserError
+from logdepth.evaluate import BATCH_LOGITS, BATCH_TOKENS, evaluate
+from logdepth.models import ScanLM
+from logdepth.models.scan_lm import PrefixesOf
+from logdepth.progress import Progress
+from logdepth.runs import Precision
+from logdepth.shapes import Tokens
+
+DEFAULT_OFFSETS = (1, 2, 4, 8, 16, 32)
+"""Those below the context: 1 moves all blocks, 2 all but the pairs, and so on."""
+PARTS = 16
+"""Of the text, whose losses tell the error of a comparison."""
+
+
+def study(
+    model: ScanLM,
+    store: TokenStore,
+    *,
+    context: int,
+    offsets: Sequence[int] = (),
+    num_windows: int = 64,
+    num_seeds: int = 3,
+    precision: Precision = "auto",
+    reset_at_documents: bool = False,
+) -> Associativity:
+    """Everything about one model on one split.
+
+    Args:
+        context: tokens in a window, of the triples and of the perplexities.
+        offsets: leaves by which the tree is shifted; by default `DEFAULT_OFFSETS`.
+        num_windows: windows from which triples are taken.
+        num_seeds: untrained models to compare with.
+        precision: of the perplexities. Distances are measured in that of the weights.
+        reset_at_documents: for models that were trained so.
+    """
+    longest = longest_context(model)
+    if not 3 <= context <= longest:
+        raise UserError(
+            f"the context must be from 3, for three blocks, to {longest:,}, which go through the model at once; "
+            f"got {context:,}"
+        )
+    windows = spread_windows(store, context, num_windows, within_documents=reset_at_documents)
+    trained, untrained = _all_distances(model, windows, num_seeds)
+    offsets = offsets or [one for one in DEFAULT_OFFSETS if one < context]
+    trees: dict[str, PrefixesOf] = {SCAN: scanned, "left fold": left_fold}
+    trees |= {f"offset {offset}": shifted(offset) for offset in offsets}
+    return Associativity(
+        context=context,
+        num_windows=len(windows),
+        distances=trained,
+        untrained=untrained,
+        trees=_evaluated(model, store, trees, context, precision, reset_at_documents),
+    )
+
+
+def longest_context(model: ScanLM) -> int:
+    """Windows that `evaluate` gives to a model whole: in parts, there would be a state to go on from."""
+    return min(BATCH_TOKENS, BATCH_LOGITS // model.vocab_size)
+
+
+def _all_distances(model: ScanLM, windows: Tokens, num_seeds: int) -> tuple[list[Distance], list[list[Distance]]]:
+    groups = num_groups(len(windows))
+    found: list[list[Distance]] = []
+    with Progress("distances", (1 + num_seeds) * groups, unit="groups of windows") as progress:
+        for number in range(1 + num_seeds):
+            which = f"untrained, seed {number - 1}" if number else "trained"
+            one = _untrained(model, number - 1) if number else model
+            found.append(
+                distances(
+                    one.eval(),
+                    windows,
+                    batch_tokens=longest_context(model),
+                    on_group=lambda which=which: progress.update(progress.done + 1, which),  # type: ignore[misc]
+                )
+            )
+    return found[0], found[1:]
+
+
+def _untrained(model: ScanLM, seed: int) -> ScanLM:
+    """What training started from, were this its seed."""
+    weight = model.embedding.weight
+    with torch.random.fork_rng(devices=[]):  # the caller's numbers stay as they were
+        torch.manual_seed(seed)
+        return model.config.build(model.vocab_size).to(weight.device, weight.dtype)
+
+
+def parts_of(store: TokenStore, context: int) -> list[TokenStore]:
+    """A split of one window or more, in up to `PARTS` parts cut where windows meet: theirs are those of the whole.
+
+    Each part ends with the token that the next one starts from, as windows do.
+    """
+    inputs = len(store) - 1
+    cuts = np.linspace(0, inputs // context, min(PARTS, inputs // context) + 1).round().astype(int)[:-1] * context
+    return [
+        TokenStore(store.tokens[first : last + 1], store.info) for first, last in itertools.pairwise([*cuts, inputs])
+    ]
+
+
+def _evaluated(
+    model: ScanLM,
+    store: TokenStore,
+    trees: dict[str, PrefixesOf],
+    context: int,
+    precision: Precision,
+    reset_at_documents: bool,
+) -> dict[str, InParts]:
+    parts = parts_of(store, context)
+    found: dict[str, InParts] = {}
+    with Progress("other trees", len(trees) * (len(store) - 1), unit="tokens") as progress:
+        for name, tree in trees.items():
+            note = f"{name}: one merge after another" if tree is left_fold else name
+            found[name] = InParts(
+                [
+                    evaluate(
+                        WithTree(model, tree),
+                        part,
+                        context=context,
+                        precision=precision,
+                        reset_at_documents=reset_at_documents,
+                        on_progress=lambda done, before=progress.done, note=note: progress.update(  # type: ignore[misc]
+                            before + done, note
+                        ),
+                    )
+                    for part in parts
+                ]
+            )
+    return found

@@ -1,0 +1,25 @@
+"""`logdepth report`: a study's tables, figures and page, made again from its result files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from logdepth.cli.parsing import parse
+from logdepth.report import write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """Make tables, figures and the report of a study again, from what is in its results folder."""
+
+    study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
+    """Folder of the study."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = parse(ReportCommand, arguments, "report")
+    print(write_report(command.study))
+    return 0

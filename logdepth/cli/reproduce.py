@@ -1,0 +1,71 @@
+"""`logdepth reproduce`: the paper's experiment on a corpus, whole or in parts."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from logdepth.cli.output import print_json, print_table
+from logdepth.cli.parsing import Switch, parse
+from logdepth.drawing import require_matplotlib
+from logdepth.errors import UserError
+from logdepth.report import write_report
+from logdepth.report.content import tables
+from logdepth.reproduce import study_of, work_on
+from logdepth.results import read_results
+from logdepth.train import Interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceCommand:
+    """Train all models of a corpus with all seeds, measure and time them, and write tables, figures and a report.
+
+    What is done is not done again; what was stopped or killed goes on with the same command. Result files made on other
+    machines can be copied into the results folder of the study.
+    """
+
+    corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
+    """pydocs, ptb, wikitext2, webmix, openwebtext2, …: any of `logdepth corpora`."""
+    models: tuple[str, ...] = ()
+    """Some of the models: ar-grc, ar-mlp-ldru, transformer-alibi, …; by default all."""
+    seeds: tuple[int, ...] = ()
+    """By default 0 for pydocs, 0 1 2 for the others."""
+    budget: float | None = None
+    """Minutes after which to save and stop; the same command goes on."""
+    config: tuple[Path, ...] = ()
+    """JSON files with fields to change, of one recipe as a sweep's best.json, or of all."""
+    out: Path | None = None
+    """Folder of the study; by default studies/CORPUS."""
+    data_dir: Path | None = None
+    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    json: Switch = False
+    """Print the results as JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = parse(ReproduceCommand, arguments, "reproduce")
+    if command.budget is not None and not command.budget > 0:
+        raise UserError(f"--budget must be above 0 minutes; got {command.budget}")
+    require_matplotlib()
+    out = command.out or Path("studies") / command.corpus
+    study = study_of(command.corpus, command.models, command.seeds, command.config)
+    try:
+        finished = work_on(study, out, command.data_dir, command.budget)
+    except Interrupted as stopped:
+        print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
+        return stopped.exit_code
+    results = read_results(out / "results")
+    report = write_report(out) if results.runs or results.timings else None
+    if command.json:
+        print_json({"study": str(out), "finished": finished, "report": None if report is None else str(report)})
+        return 0
+    for table in tables(results)[:1]:
+        print(table.title)
+        print_table(table.heads, table.rows)
+    if report is not None:
+        print(f"tables and figures: {out}/tables, {out}/figures")
+        print(f"report: {report}")
+    return 0

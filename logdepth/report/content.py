@@ -1,0 +1,222 @@
+"""The tables of a study, from its results. It knows what the numbers mean, not how they are drawn or written."""
+
+from collections.abc import Sequence
+
+from logdepth.evaluate import perplexity
+from logdepth.models import ScanLMConfig, TransformerConfig
+from logdepth.recipes import rows_of
+from logdepth.report.paper import PERPLEXITY
+from logdepth.report.table import Cell, Spread, Table
+from logdepth.results import Results, RunResult, TimingResult
+
+SHAPES_NOT_RANKING = (
+    "Small models, trained for minutes: this shows the shapes of the curves, not a ranking of the models."
+)
+SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
+
+
+def title_of(row: str) -> str:
+    """A model's name as tables print it: AR-GRC, Transformer (ALiBi)."""
+    if row.startswith("ar-"):
+        return row.upper()
+    first, *rest = [SPELLED.get(word, word) for word in row.split("-")]
+    return f"{first} ({' '.join(rest)})" if rest else first
+
+
+def by_row(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    """The runs of each model, models in the order of the recipes."""
+    known = list(rows_of(runs[0].data.corpus)) if runs else []
+    rows = sorted(
+        {run.row for run in runs}, key=lambda row: (row not in known, known.index(row) if row in known else 0, row)
+    )
+    return {row: [run for run in runs if run.row == row] for row in rows}
+
+
+def tables(results: Results) -> list[Table]:
+    found = []
+    if results.runs:
+        found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
+        found += [_contexts(results.runs)]
+    found += [_times(timing) for timing in results.timings]
+    return [table for table in found if table.rows]
+
+
+def caveat(runs: Sequence[RunResult]) -> str:
+    """What a reader must know before comparing numbers."""
+    data = runs[0].data
+    words = [SHAPES_NOT_RANKING] if data.corpus == "pydocs" else []
+    test = data.splits["test"]
+    words.append(
+        f"Test split: {test.tokens:,} tokens, {test.words + test.line_ends:,} words with line ends, {test.bytes:,} "
+        f"bytes; vocabulary {data.vocab_size:,}. Perplexity a token depends on the tokenizer; words and bytes do not."
+    )
+    if data.corpus == "wikitext2":
+        words.append("The text is the .tokens edition: not comparable with the paper's, which is the raw one.")
+    if test.unknown:
+        words.append(
+            f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
+        )
+    return " ".join(words)
+
+
+def _perplexity(runs: Sequence[RunResult]) -> Table:
+    paper = PERPLEXITY.get(runs[0].data.corpus, {})
+    rows: list[tuple[Cell, ...]] = []
+    for row, seeds in by_row(runs).items():
+        main = [run.main for run in seeds]
+        cells: tuple[Cell, ...] = (
+            title_of(row),
+            seeds[0].parameters,
+            len(seeds),
+            Spread.of([one.token_perplexity for one in main]),
+            Spread.of([one.word_perplexity for one in main]),
+            Spread.of([one.bits_per_byte for one in main], 4),
+        )
+        rows.append((*cells, paper.get(row, "–")) if paper else cells)
+    heads = ("model", "parameters", "seeds", "token perplexity", "word perplexity", "bits per byte")
+    at = " and ".join(f"{one:,}" for one in sorted({run.main.context for run in runs}))
+    return Table(
+        name="perplexity",
+        title=f"Test perplexity on {runs[0].data.corpus} at {at} tokens",
+        note=_spread_note(runs) + caveat(runs),
+        heads=(*heads, "paper, a token") if paper else heads,
+        rows=tuple(rows),
+    )
+
+
+def _operators(runs: Sequence[RunResult]) -> Table:
+    paper = PERPLEXITY.get(runs[0].data.corpus, {})
+    rows = []
+    for row, seeds in by_row(runs).items():
+        model = seeds[0].config.model
+        if not isinstance(model, ScanLMConfig):
+            continue
+        cells: tuple[Cell, ...] = (
+            type(model.operator).__name__.removesuffix("Config"),
+            model.width,
+            seeds[0].parameters,
+            Spread.of([perplexity(run.valid_loss) for run in seeds]),
+            Spread.of([run.main.token_perplexity for run in seeds]),
+            Spread.of([run.main.bits_per_byte for run in seeds], 4),
+        )
+        rows.append((*cells, paper.get(row, "–")) if paper else cells)
+    heads = ("operator", "width", "parameters", "validation perplexity", "test perplexity", "bits per byte")
+    return Table(
+        name="operators",
+        title="Operators of the scan model",
+        note=f"{_spread_note(runs)}The same model around each operator.",
+        heads=(*heads, "paper, a token") if paper else heads,
+        rows=tuple(rows),
+    )
+
+
+def _hyperparameters(runs: Sequence[RunResult]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for row, seeds in by_row(runs).items():
+        run = seeds[0]
+        train = run.config.train
+        rows.append(
+            (
+                title_of(row),
+                run.parameters,
+                _shape(run),
+                f"{train.learning_rate:g}",
+                f"{train.weight_decay:g}",
+                _dropout(run),
+                train.warmup_steps,
+                f"{train.batch_size} × {train.context}",
+                train.max_steps or f"{train.epochs} epochs",
+                Spread.of([run.steps for run in seeds], 0),
+                Spread.of([run.best_step for run in seeds], 0),
+            )
+        )
+    return Table(
+        name="hyperparameters",
+        title="Hyperparameters and sizes",
+        note="AdamW, linear warm-up, cosine to a thousandth of the peak; early stopping on validation loss.",
+        heads=(
+            "model",
+            "parameters",
+            "shape",
+            "learning rate",
+            "weight decay",
+            "dropout",
+            "warm-up",
+            "batch × context",
+            "planned",
+            "steps",
+            "best at step",
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _contexts(runs: Sequence[RunResult]) -> Table:
+    models = by_row(runs)
+    contexts = sorted({one.context for run in runs for one in run.test})
+    rows = []
+    for context in contexts:
+        cells: list[Cell] = [context]
+        for seeds in models.values():
+            found = [one.token_perplexity for run in seeds if (one := run.at(context)) is not None]
+            cells.append(Spread.of(found) if found else None)
+        rows.append(tuple(cells))
+    trained = " and ".join(f"{one:,}" for one in sorted({run.config.train.context for run in runs}))
+    return Table(
+        name="contexts",
+        title="Test perplexity by context length",
+        note=f"{_spread_note(runs)}Trained at {trained} tokens. Mean over all positions of windows side by side.",
+        heads=("context", *map(title_of, models)),
+        rows=tuple(rows),
+    )
+
+
+def _times(result: TimingResult) -> Table:
+    rows = []
+    for place, first in enumerate(result.models[0].timings):
+        microseconds = (1e6 / model.timings[place].tokens_per_second for model in result.models)
+        rows.append((first.context, first.batch_size, *(round(one, 3) for one in microseconds)))
+    device = device_of(result)
+    attention = [
+        f"{title_of(model.row)}: {model.timings[0].attention}" for model in result.models if model.timings[0].attention
+    ]
+    return Table(
+        name=f"times-{slug(device)}",
+        title=f"Microseconds a token by context length, {result.what} pass on {device}",
+        note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
+        f"sitting, torch {result.environment.get('torch')}, eager. Attention: {'; '.join(attention) or 'none'}.",
+        heads=("context", "batch", *(title_of(model.row) for model in result.models)),
+        rows=tuple(rows),
+    )
+
+
+def device_of(result: TimingResult) -> str:
+    name = str(result.environment.get("device"))
+    threads = result.environment.get("threads")
+    return f"CPU ({threads} thread{'' if threads == 1 else 's'})" if name == "cpu" else name
+
+
+def slug(text: str) -> str:
+    """A text as part of a file's name."""
+    return "-".join("".join(sign if sign.isalnum() else " " for sign in text.lower()).split())
+
+
+def _shape(run: RunResult) -> str:
+    model = run.config.model
+    if isinstance(model, ScanLMConfig):
+        nets = "both nets" if model.embedding_net and model.post_merge != "none" else "no nets"
+        return f"E {model.embed_width}, D {model.width}, depth {model.depth}, {nets}"
+    if isinstance(model, TransformerConfig):
+        return f"{model.num_layers} × {model.embed_width}, {model.num_heads} heads"
+    return type(model).__name__.removesuffix("Config")
+
+
+def _dropout(run: RunResult) -> str:
+    model = run.config.model
+    rate = model.leaf_dropout if isinstance(model, ScanLMConfig) else getattr(model, "dropout", 0.0)
+    return f"{rate:g}"
+
+
+def _spread_note(runs: Sequence[RunResult]) -> str:
+    several = any(len(seeds) > 1 for seeds in by_row(runs).values())
+    return "Mean ± standard deviation over seeds. " if several else ""

@@ -1,0 +1,151 @@
+"""The figures of a study, from its results."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
+from logdepth.report.content import by_row, device_of, slug, title_of
+from logdepth.results import Results, RunResult, TimingResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POSITION_BINS_PER_OCTAVE = 2
+
+
+@house_style()
+def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
+    """Name → caption and figure."""
+    found: dict[str, tuple[str, Figure]] = {}
+    runs, timings = results.runs, results.timings
+    if runs:
+        caption = "Test perplexity against context length; the line marks the length of training. Bands: seeds."
+        found["perplexity-context"] = caption, _single(lambda axes: draw_contexts(axes, runs))
+        caption = "Test loss by position in a window: what a longer context gives, or takes."
+        found["position-loss"] = caption, _single(lambda axes: draw_positions(axes, runs))
+    for timing in timings:
+        name = "time-context" if len(timings) == 1 else f"time-context-{slug(device_of(timing))}"
+        caption = f"Time a token against context length, forward pass on {device_of(timing)}. Bands: quartiles."
+        found[name] = caption, _single(lambda axes, timing=timing: draw_times(axes, timing))  # type: ignore[misc]
+    if runs:
+        found["training"] = "Validation loss in training.", _single(lambda axes: draw_training(axes, runs))
+    if runs and timings:
+        figure, (left, right) = new_figure(9.6, 3.8, columns=2)
+        draw_contexts(left, runs)
+        draw_times(right, timings[0])
+        left.set_title(f"It extrapolates: {runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens")
+        right.set_title(f"Its cost is linear: time a token, {device_of(timings[0])}")
+        found["overview"] = "Perplexity and time a token against context length.", figure
+    return found
+
+
+def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    for number, (row, seeds) in enumerate(by_row(runs).items()):
+        contexts = sorted({one.context for run in seeds for one in run.test})
+        values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
+        _line(axes, number, title_of(row), contexts, values)
+    for trained in {run.config.train.context for run in runs}:
+        axes.axvline(trained, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yscale("log")
+    _plain_ticks(axes)
+    axes.set_xlabel("context length, tokens")
+    axes.set_ylabel("test perplexity, a token")
+    axes.legend()
+
+
+def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    for number, (row, seeds) in enumerate(by_row(runs).items()):
+        binned = [dict(_binned(run)) for run in seeds]
+        places = sorted(set.intersection(*(set(one) for one in binned)))
+        _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
+    for trained in {run.config.train.context for run in runs}:
+        axes.axvline(trained, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    _plain_ticks(axes)
+    axes.set_xlabel("position in the window, tokens")
+    axes.set_ylabel("test loss, nats a token")
+    axes.legend()
+
+
+def draw_times(axes: "Axes", result: TimingResult) -> None:
+    for number, model in enumerate(result.models):
+        contexts = [one.context for one in model.timings]
+        tokens = [one.context * one.batch_size for one in model.timings]
+        middle = [1e3 * one.milliseconds / count for one, count in zip(model.timings, tokens, strict=True)]
+        low = [1e3 * one.lower_quartile / count for one, count in zip(model.timings, tokens, strict=True)]
+        high = [1e3 * one.upper_quartile / count for one, count in zip(model.timings, tokens, strict=True)]
+        axes.fill_between(contexts, low, high, color=_colour(number), alpha=0.15, linewidth=0)
+        axes.plot(contexts, middle, color=_colour(number), marker=_marker(number), label=title_of(model.row))
+    axes.set_yscale("log")
+    _plain_ticks(axes)
+    axes.set_xlabel("context length, tokens")
+    axes.set_ylabel("microseconds a token")
+    axes.legend()
+
+
+def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    for number, (row, seeds) in enumerate(by_row(runs).items()):
+        for place, run in enumerate(seeds):
+            steps, losses = [one.step for one in run.valid_curve], [one.loss for one in run.valid_curve]
+            label = title_of(row) if not place else None
+            axes.plot(steps, losses, color=_colour(number), marker=_marker(number), markersize=3, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel("validation loss, nats a token")
+    axes.legend()
+
+
+def _single(draw: "Callable[[Axes], None]") -> "Figure":
+    figure, (axes,) = new_figure()
+    draw(axes)
+    return figure
+
+
+def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+    """The mean over seeds, and a band of one standard deviation where there are several."""
+    means = [statistics.mean(one) for one in values]
+    if any(len(one) > 1 for one in values):
+        spread = [statistics.stdev(one) if len(one) > 1 else 0.0 for one in values]
+        low = [mean - one for mean, one in zip(means, spread, strict=True)]
+        high = [mean + one for mean, one in zip(means, spread, strict=True)]
+        axes.fill_between(places, low, high, color=_colour(number), alpha=0.15, linewidth=0)
+    axes.plot(places, means, color=_colour(number), marker=_marker(number), label=label)
+
+
+def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
+    """Loss by position, averaged over bins that widen with the position: few tokens stand at each far one."""
+    losses, tokens = run.positions.nats, run.positions.tokens
+    start, edge = 0, 1.0
+    while start < len(losses):
+        edge *= 2 ** (1 / POSITION_BINS_PER_OCTAVE)
+        end = min(max(start + 1, round(edge)), len(losses))
+        counted = [
+            (loss, count) for loss, count in zip(losses[start:end], tokens[start:end], strict=True) if loss is not None
+        ]
+        weight = sum(count for _, count in counted)
+        if weight:
+            yield (start + 1 + end) // 2, sum(loss * count for loss, count in counted) / weight
+        start = end
+
+
+def _plain_ticks(axes: "Axes") -> None:
+    """Lengths as powers of two, numbers as people write them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if axes.get_yscale() == "log":
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 10 else MaxNLocator(6))
+        axes.yaxis.set_minor_locator(LogLocator(subs=()))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.tick_params(which="minor", length=0)
+    axes.tick_params(colors=INK)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _marker(number: int) -> str:
+    return MARKERS[number % len(MARKERS)]

@@ -1,0 +1,122 @@
+"""Table: titled rows of numbers, and the four ways in which they are written. It does not know what they mean."""
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+LATEX_SIGNS = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "±": r"$\pm$", "×": r"$\times$", "–": "--"}
+
+
+class Spread(NamedTuple):
+    """A mean over seeds and its standard deviation, None where there is one seed only."""
+
+    mean: float
+    deviation: float | None
+    digits: int = 2
+
+    @classmethod
+    def of(cls, values: Sequence[float], digits: int = 2) -> "Spread":
+        return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
+
+    def __str__(self) -> str:
+        mean = f"{self.mean:,.{self.digits}f}"
+        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{self.digits}f}"
+
+
+Cell = Spread | float | int | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    name: str
+    """Of its files."""
+    title: str
+    note: str
+    """What to know when reading it."""
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def is_numeric(self, column: int) -> bool:
+        return all(not isinstance(row[column], str) for row in self.rows)
+
+    def texts(self) -> list[list[str]]:
+        """The cells as people read them."""
+        return [[shown(cell) for cell in row] for row in self.rows]
+
+
+def shown(cell: Cell) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 10 else f"{cell:,.2f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def as_markdown(table: Table) -> str:
+    rules = ["---:" if table.is_numeric(column) else "---" for column in range(len(table.heads))]
+    lines = [table.heads, rules, *table.texts()]
+    body = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return f"**{table.title}**\n\n{body}\n\n{table.note}\n"
+
+
+def as_latex(table: Table) -> str:
+    columns = "".join("r" if table.is_numeric(column) else "l" for column in range(len(table.heads)))
+    lines = [" & ".join(map(_latex, line)) + r" \\" for line in (table.heads, *table.texts())]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{_latex(table.title)}. {_latex(table.note)}}}",
+            rf"\label{{tab:{table.name}}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def as_csv(table: Table) -> str:
+    """Numbers in full; a column of means is followed by one of deviations."""
+    spread = [any(isinstance(row[column], Spread) for row in table.rows) for column in range(len(table.heads))]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    heads = [[head, f"{head}, deviation"] if wide else [head] for head, wide in zip(table.heads, spread, strict=True)]
+    writer.writerow([name for pair in heads for name in pair])
+    for row in table.rows:
+        cells = [_numbers(cell) if wide else [cell] for cell, wide in zip(row, spread, strict=True)]
+        writer.writerow([number for pair in cells for number in pair])
+    return buffer.getvalue()
+
+
+def as_json(table: Table) -> str:
+    rows = [{head: _plain(cell) for head, cell in zip(table.heads, row, strict=True)} for row in table.rows]
+    facts = {"table": table.name, "title": table.title, "note": table.note, "rows": rows}
+    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+
+
+FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv, "json": as_json}
+"""Suffix → how a table is written."""
+
+
+def _latex(text: str) -> str:
+    text = text.replace("\\", r"\textbackslash ")
+    return re.sub("[%_&#$±×–]", lambda sign: LATEX_SIGNS[sign[0]], text)
+
+
+def _numbers(cell: Cell) -> list[Any]:
+    return [cell.mean, cell.deviation] if isinstance(cell, Spread) else [cell, None]
+
+
+def _plain(cell: Cell) -> Any:
+    return {"mean": cell.mean, "deviation": cell.deviation} if isinstance(cell, Spread) else cell

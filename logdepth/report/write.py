@@ -1,0 +1,34 @@
+"""Writing a report: tables in four formats, figures in two, and one page with everything in it."""
+
+from pathlib import Path
+
+from logdepth.atomic import replacing
+from logdepth.drawing import require_matplotlib, save
+from logdepth.errors import UserError
+from logdepth.report.content import tables
+from logdepth.report.figures import figures
+from logdepth.report.page import page
+from logdepth.report.table import FORMATS
+from logdepth.results import read_results
+
+
+def write_report(folder: Path) -> Path:
+    """Makes tables/, figures/ and report.html of a study's folder from its results/; returns the page's path."""
+    require_matplotlib()
+    results = read_results(folder / "results")
+    if not results.runs and not results.timings:
+        raise UserError(f"{folder / 'results'} holds no result files; make some with `logdepth reproduce`")
+    made = tables(results)
+    for table in made:
+        for suffix, written in FORMATS.items():
+            _write(folder / "tables" / f"{table.name}.{suffix}", written(table))
+    drawn = figures(results)
+    for name, (_, figure) in drawn.items():
+        save(figure, folder / "figures" / name)
+    _write(folder / "report.html", page(results, made, drawn))
+    return folder / "report.html"
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,154 @@
+"""From a finished run to its result file's content; and the times of all models of a study, in one sitting."""
+
+import datetime
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from logdepth.data import CORPORA, Prepared
+from logdepth.evaluate import evaluate
+from logdepth.generate import SamplingConfig, generate
+from logdepth.models import num_parameters
+from logdepth.reproduce.study import Study
+from logdepth.results import (
+    CurvePoint,
+    DataFacts,
+    Made,
+    Measured,
+    ModelTimings,
+    PositionLoss,
+    RunResult,
+    Sample,
+    TimingResult,
+)
+from logdepth.runs import LoadedRun, RunFolder
+from logdepth.runs.environment import environment
+from logdepth.timing import Timing, time_model
+from logdepth.train import Standing
+
+SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
+TIME_REPEATS, TIME_WARMUPS = 7, 2
+
+
+def measure_run(
+    study: Study,
+    row: str,
+    folder: RunFolder,
+    standing: Standing,
+    prepared: Prepared,
+    device: torch.device,
+    on_progress: Callable[[float], None],
+) -> RunResult:
+    """Evaluates the best weights at all lengths and lets them write; `on_progress` is told the share done."""
+    loaded = folder.load("best", device)
+    train = loaded.config.train
+    evaluations = []
+    for number, context in enumerate(study.contexts):
+        evaluations.append(
+            evaluate(
+                loaded.model,
+                prepared.stores["test"],
+                context=context,
+                precision=train.precision,
+                reset_at_documents=train.reset_at_documents,
+                on_progress=lambda _, number=number: on_progress(number / len(study.contexts)),  # type: ignore[misc]
+            )
+        )
+    assert standing.best_step is not None
+    assert standing.finished is not None
+    metrics = folder.read_metrics()
+    speeds = [line["tokens_per_second"] for line in metrics if line["kind"] == "train"]
+    return RunResult(
+        recipe=study.recipe(row),
+        row=row,
+        config=loaded.config,
+        parameters=num_parameters(loaded.model),
+        data=DataFacts.of(prepared),
+        environment=_without_command(folder.environment()),
+        steps=standing.step,
+        best_step=standing.best_step,
+        finished=standing.finished,
+        valid_loss=standing.best_loss,
+        test=tuple(Measured.of(one) for one in evaluations),
+        positions=PositionLoss.of(evaluations[-1]),
+        train_curve=_curve(metrics, "train", "loss"),
+        valid_curve=_curve(metrics, "valid", "valid_loss"),
+        samples=_samples(loaded, study.prompt),
+        made=Made(
+            command=command(),
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            training_seconds=round(standing.seconds, 1),
+            tokens_per_second=round(statistics.median(speeds)) if speeds else None,
+        ),
+    )
+
+
+def measure_times(
+    study: Study, device: torch.device, vocab_size: int, on_progress: Callable[[float], None]
+) -> TimingResult:
+    """Every model at every length, in turn, so that what slows the machine for a while slows them all."""
+    models = {row: config.model.build(vocab_size).to(device) for row, config in study.configs.items()}
+    precision = next(iter(study.configs.values())).train.precision
+    in_turn = zip(
+        *(
+            time_model(
+                model,
+                study.time_contexts,
+                batch_tokens=study.time_tokens,
+                precision=precision,
+                repeats=TIME_REPEATS,
+                warmups=TIME_WARMUPS,
+            )
+            for model in models.values()
+        ),
+        strict=True,
+    )
+    found: list[Sequence[Timing]] = []
+    for timings in in_turn:
+        found.append(timings)
+        on_progress(len(found) / len(study.time_contexts))
+    return TimingResult(
+        corpus=study.corpus,
+        what="forward",
+        precision=precision,
+        environment=_without_command(environment(device)),
+        models=tuple(
+            ModelTimings(
+                recipe=study.recipe(row),
+                row=row,
+                parameters=num_parameters(model),
+                timings=tuple(timings[place] for timings in found),
+            )
+            for place, (row, model) in enumerate(models.items())
+        ),
+        made=command(),
+    )
+
+
+def command() -> str:
+    """What was typed, as it can be typed again."""
+    return shlex.join(["logdepth", *sys.argv[1:]])
+
+
+def _samples(loaded: LoadedRun, prompt: str) -> tuple[Sample, ...]:
+    pieces = generate(
+        loaded.model,
+        loaded.tokenizer,
+        [prompt],
+        SAMPLING,
+        separated=CORPORA[loaded.config.data.corpus].separated,
+        precision=loaded.config.train.precision,
+    )
+    return (Sample(prompt=prompt, text="".join(piece.text for piece in pieces)),)
+
+
+def _curve(metrics: list[dict[str, Any]], kind: str, field: str) -> tuple[CurvePoint, ...]:
+    return tuple(CurvePoint(step=line["step"], loss=line[field]) for line in metrics if line["kind"] == kind)
+
+
+def _without_command(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != "command"}

@@ -1,0 +1,84 @@
+"""Study: which runs an experiment is made of, and at which lengths they are measured. It does not run anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from logdepth.atomic import read_json
+from logdepth.config import override
+from logdepth.data import CORPORA
+from logdepth.errors import UserError, did_you_mean
+from logdepth.evaluate import PAPER_CONTEXTS
+from logdepth.recipes import recipe, rows_of
+from logdepth.runs import RunConfig
+
+SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
+SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+SMALL_TIME_TOKENS, TIME_TOKENS = 4_096, 65_536
+PROMPTS = {"ptb": "the company said", "pydocs": "This function returns"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The paper's experiment on one corpus."""
+
+    corpus: str
+    configs: Mapping[str, RunConfig]
+    """Row of the tables → config, of seed 0."""
+    seeds: tuple[int, ...]
+    contexts: tuple[int, ...]
+    """Where perplexity is measured; at the longest also by position."""
+    time_contexts: tuple[int, ...]
+    time_tokens: int
+    """Tokens in a batch that is timed, at every length."""
+    prompt: str
+    """What the samples begin with."""
+
+    def runs(self) -> list[tuple[str, RunConfig]]:
+        """All runs, seed by seed, so that an unfinished study has something of every model."""
+        return [(row, replace(config, seed=seed)) for seed in self.seeds for row, config in self.configs.items()]
+
+    def recipe(self, row: str) -> str:
+        return f"{self.corpus}-{row}"
+
+
+def study_of(
+    corpus: str, models: Sequence[str] = (), seeds: Sequence[int] = (), overrides: Sequence[Path] = ()
+) -> Study:
+    """The study of a corpus: all its models and seeds, or some of them; override files change configs."""
+    if corpus not in CORPORA:
+        raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
+    rows = list(rows_of(corpus))
+    for model in models:
+        if model not in rows:
+            raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
+    if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
+        raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
+    configs = _overridden(corpus, {row: recipe(f"{corpus}-{row}") for row in rows}, overrides)
+    configs = {row: config for row, config in configs.items() if not models or row in models}
+    small = corpus == "pydocs"
+    trained_at = {config.train.context for config in configs.values()}
+    return Study(
+        corpus=corpus,
+        configs=configs,
+        seeds=tuple(seeds) or ((0,) if small else (0, 1, 2)),
+        contexts=tuple(sorted({*(SMALL_CONTEXTS if small else PAPER_CONTEXTS), *trained_at})),
+        time_contexts=SMALL_TIMES if small else PAPER_CONTEXTS,
+        time_tokens=SMALL_TIME_TOKENS if small else TIME_TOKENS,
+        prompt=PROMPTS.get(corpus, "The"),
+    )
+
+
+def _overridden(corpus: str, configs: dict[str, RunConfig], overrides: Sequence[Path]) -> dict[str, RunConfig]:
+    """A file that names a recipe, as a sweep's best.json does, changes that one; a file that names none, all."""
+    for file in overrides:
+        changes: Any = read_json(file)
+        if not isinstance(changes, dict):
+            raise UserError(f"{file}: expected a mapping of fields of a run's config")
+        of_recipe, fields = changes.get("recipe"), changes.get("config", changes)
+        rows = [row for row in configs if of_recipe in (None, f"{corpus}-{row}")]
+        if not rows:
+            raise UserError(f"{file} is for the recipe '{of_recipe}', which is not in this study of {corpus}")
+        configs = configs | {row: override(configs[row], fields, str(file)) for row in rows}
+    return configs

@@ -1,0 +1,254 @@
+"""Result files: what a run measured, one JSON file a run, and what models cost, one a device.
+
+Every table and figure is made from them, so they hold all that may be asked later, and merge by being copied together.
+All but `made` is the same whenever and however often interrupted a run is made on the same machine.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from logdepth.atomic import read_json, write_json
+from logdepth.config import from_dict, to_dict
+from logdepth.data import Prepared
+from logdepth.errors import UserError
+from logdepth.evaluate import Evaluation
+from logdepth.runs import RunConfig
+from logdepth.timing import Timing, What
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFacts:
+    """A split of the text."""
+
+    tokens: int
+    unknown: int
+    words: int
+    line_ends: int
+    bytes: int
+    documents: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """The text that a run trained on and was measured on."""
+
+    corpus: str
+    store: str
+    tokenizer_hash: str
+    vocab_size: int
+    separator: int | None
+    splits: dict[str, SplitFacts]
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> "DataFacts":
+        infos = {split: store.info for split, store in prepared.stores.items()}
+        splits: dict[str, SplitFacts] = {
+            split: SplitFacts(
+                tokens=info.tokens,
+                unknown=info.unknown,
+                words=info.words,
+                line_ends=info.line_ends,
+                bytes=info.bytes,
+                documents=info.documents,
+                sha256=info.text_sha256,
+            )
+            for split, info in infos.items()
+        }
+        return cls(
+            corpus=infos["test"].corpus,
+            store=prepared.key,
+            tokenizer_hash=infos["test"].tokenizer_hash,
+            vocab_size=prepared.tokenizer.vocab_size,
+            separator=infos["test"].separator,
+            splits=splits,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The test split at one context length."""
+
+    context: int
+    tokens: int
+    nats: float
+    loss: float
+    token_perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Measured":
+        return cls(
+            context=evaluation.context,
+            tokens=evaluation.tokens,
+            nats=evaluation.nats,
+            loss=evaluation.loss,
+            token_perplexity=evaluation.token_perplexity,
+            word_perplexity=evaluation.word_perplexity,
+            bits_per_byte=evaluation.bits_per_byte,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionLoss:
+    """Nats a token at each position of windows of the test split; null where nothing was predicted."""
+
+    context: int
+    nats: tuple[float | None, ...]
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "PositionLoss":
+        nats = tuple(round(nats, 6) if math.isfinite(nats) else None for nats in evaluation.position_loss.tolist())
+        return cls(context=evaluation.context, nats=nats, tokens=tuple(evaluation.position_tokens.tolist()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Training loss since the point before, or validation loss, at a step."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How this file came to be: what another making of the same run would not repeat."""
+
+    command: str
+    at: str
+    training_seconds: float
+    tokens_per_second: float | None
+    """In training, the median over its lines of metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run: a model, trained on a corpus from a seed, and measured."""
+
+    recipe: str
+    row: str
+    """The model's name in tables: the recipe's without the corpus."""
+    config: RunConfig
+    parameters: int
+    data: DataFacts
+    environment: dict[str, Any]
+    steps: int
+    best_step: int
+    finished: str
+    """Why training ended."""
+    valid_loss: float
+    """The best, whose weights were measured."""
+    test: tuple[Measured, ...]
+    """At each context length, ascending."""
+    positions: PositionLoss
+    train_curve: tuple[CurvePoint, ...]
+    valid_curve: tuple[CurvePoint, ...]
+    samples: tuple[Sample, ...]
+    made: Made
+
+    def at(self, context: int) -> Measured | None:
+        """What was measured at a context length."""
+        return next((one for one in self.test if one.context == context), None)
+
+    @property
+    def main(self) -> Measured:
+        """At the length that the model was trained at, or the nearest there is."""
+        return min(self.test, key=lambda one: abs(one.context - self.config.train.context))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTimings:
+    recipe: str
+    row: str
+    parameters: int
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingResult:
+    """All models of a study timed in one sitting on one device: their ratios mean something."""
+
+    corpus: str
+    what: What
+    precision: str
+    environment: dict[str, Any]
+    models: tuple[ModelTimings, ...]
+    made: str
+    """The command."""
+
+
+class Results(NamedTuple):
+    """All that a folder of result files holds."""
+
+    runs: list[RunResult]
+    timings: list[TimingResult]
+
+
+SCHEMAS: dict[str, type[RunResult | TimingResult]] = {"logdepth.run": RunResult, "logdepth.timing": TimingResult}
+
+
+def write_result(path: Path, result: RunResult | TimingResult) -> None:
+    schema = next(name for name, kind in SCHEMAS.items() if isinstance(result, kind))
+    write_json(path, {"schema": schema, "version": VERSION} | to_dict(result))
+
+
+def read_result(path: Path) -> RunResult | TimingResult:
+    """A result file, strictly: whatever is not as it should be is an error that names the file."""
+    saved = read_json(path)
+    schema = saved.get("schema") if isinstance(saved, dict) else None
+    if schema not in SCHEMAS:
+        raise UserError(f"{path} is not a result file of logdepth: its schema is {schema!r}; move it away")
+    if saved.get("version") != VERSION:
+        raise UserError(
+            f"{path} has version {saved.get('version')} of '{schema}'; this logdepth reads version {VERSION}: "
+            "make it again, or use the logdepth that wrote it"
+        )
+    fields = {name: value for name, value in saved.items() if name not in ("schema", "version")}
+    try:
+        return from_dict(SCHEMAS[schema], fields, str(path))
+    except UserError as error:
+        raise UserError(f"{error}; the file is damaged or was changed: remove it and make it again") from None
+
+
+def read_results(folder: Path) -> Results:
+    """Every result file of a folder, runs in order of model and seed."""
+    runs, timings = [], []
+    for path in sorted(folder.glob("*.json")):
+        result = read_result(path)
+        if isinstance(result, RunResult):
+            runs.append(result)
+        else:
+            timings.append(result)
+    _refuse_other_text(runs, folder)
+    return Results(runs, timings)
+
+
+def _refuse_other_text(runs: list[RunResult], folder: Path) -> None:
+    """Numbers from different texts or tokens must not stand in one table."""
+    for run in runs[1:]:
+        for what, mine, first in (
+            ("test text", run.data.splits["test"].sha256, runs[0].data.splits["test"].sha256),
+            ("training text", run.data.splits["train"].sha256, runs[0].data.splits["train"].sha256),
+            ("tokenizer", run.data.tokenizer_hash, runs[0].data.tokenizer_hash),
+        ):
+            if mine != first:
+                raise UserError(
+                    f"{folder}: {_name(run)} has another {what} than {_name(runs[0])}; their numbers cannot stand in "
+                    "one table: keep them in two folders"
+                )
+
+
+def _name(run: RunResult) -> str:
+    return f"{run.recipe}-{run.config.seed}.json"

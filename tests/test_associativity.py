@@ -1,0 +1,410 @@
+"""Associativity: other trees against a slow definition, distances against loops, and the verb as people meet it."""
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from logdepth import associativity, drawing
+from logdepth.associativity import (
+    Associativity,
+    Distance,
+    InParts,
+    WithTree,
+    distances,
+    draw,
+    left_fold,
+    parts_of,
+    scanned,
+    shifted,
+    spread_windows,
+    study,
+)
+from logdepth.cli import main
+from logdepth.errors import UserError
+from logdepth.evaluate import evaluate
+from logdepth.models import ScanLM
+from logdepth.models.scan_lm import ScanLayer
+from logdepth.operators import AffineOperator
+from logdepth.scanning import OperatorPair, reference
+from tests.small_models import SMALL_MODELS, VOCAB
+from tests.tiny_corpus import VOCAB as TEXT_VOCAB
+from tests.tiny_corpus import store_of
+from tests.toy import WIDTH, random_elements, toy_pair
+
+TOKENS = torch.randint(VOCAB, (501,), generator=torch.Generator().manual_seed(3)).tolist()
+ASSOCIATIVE = dataclasses.replace(SMALL_MODELS["affine"], post_merge="none")
+every_tree = pytest.mark.parametrize("tree", [scanned, left_fold, shifted(1), shifted(6)])
+
+
+def shifted_by_definition(pair: OperatorPair, elements: Tensor, offset: int) -> list[Tensor]:
+    """The definition of the scan, for a sequence whose first `offset` elements are missing."""
+    up, down = pair
+
+    def merged(operator: Any, left: Tensor | None, right: Tensor | None) -> Tensor | None:
+        if left is None or right is None:
+            return right if left is None else left
+        return operator(left[None], right[None])[0]
+
+    def block(level: int, index: int) -> Tensor | None:
+        if level == 0:
+            return None if index < offset else elements[index - offset]
+        return merged(up, block(level - 1, 2 * index), block(level - 1, 2 * index + 1))
+
+    def prefix(length: int) -> Tensor | None:
+        state, done = None, 0
+        for level in reversed(range(length.bit_length())):
+            if length >> level & 1:
+                state = merged(down, state, block(level, done >> level))
+                done += 1 << level
+        return state
+
+    found = [prefix(offset + length) for length in range(1, len(elements) + 1)]
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 5, 8, 13, 64, 77])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 13, 32, 33])
+def test_a_shifted_tree_is_its_definition(offset: int, length: int) -> None:
+    elements, pair = random_elements(2, length, WIDTH), toy_pair()
+    expected = torch.stack([torch.stack(shifted_by_definition(pair, row, offset)) for row in elements])
+    torch.testing.assert_close(shifted(offset)(pair, elements), expected)
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 21])
+@pytest.mark.parametrize("multiple", [0, 1, 3])
+def test_missing_blocks_as_large_as_the_sequence_change_nothing(length: int, multiple: int) -> None:
+    elements, pair = random_elements(2, length, WIDTH), toy_pair()
+    offset = multiple * (1 << (length - 1).bit_length())
+    by_definition = torch.stack([torch.stack(shifted_by_definition(pair, row, offset)) for row in elements])
+    torch.testing.assert_close(by_definition, reference.scan(pair, elements))
+    torch.testing.assert_close(shifted(offset)(pair, elements), reference.scan(pair, elements))
+
+
+def test_another_offset_is_another_tree_of_an_operator_that_is_not_associative() -> None:
+    elements, pair = random_elements(1, 16, WIDTH), toy_pair()
+    found = [tree(pair, elements) for tree in (scanned, left_fold, *map(shifted, range(1, 16)))]
+    assert all((one - other).abs().max() > 1e-3 for one, other in itertools.combinations(found, 2))
+
+
+def test_a_multiple_of_a_blocks_size_keeps_blocks_of_that_size() -> None:
+    elements, pair = random_elements(1, 16, WIDTH), toy_pair()
+    plain, moved = scanned(pair, elements), shifted(4)(pair, elements)
+    torch.testing.assert_close(moved[:, :7], plain[:, :7])
+    assert (moved[:, 7] - plain[:, 7]).abs().max() > 1e-3  # a block of eight in the scan, two of four here
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, 64])
+@every_tree
+def test_an_associative_operator_has_one_answer_for_every_tree(tree: Any, length: int) -> None:
+    elements = random_elements(3, length, 6)
+    operator = AffineOperator(6)
+    torch.testing.assert_close(tree(operator, elements), reference.scan(operator, elements))
+
+
+def test_a_left_fold_takes_one_element_after_another_with_the_down_sweeps_operator() -> None:
+    elements, (_, down) = random_elements(2, 4, WIDTH), toy_pair()
+
+    def never(_left: Tensor, _right: Tensor) -> Tensor:
+        raise AssertionError("a left fold merges no blocks")
+
+    first, second, third, fourth = elements.unbind(1)
+    expected = [first, down(first, second), down(down(first, second), third)]
+    expected.append(down(expected[-1], fourth))
+    torch.testing.assert_close(left_fold((never, down), elements), torch.stack(expected, dim=1))
+
+
+def test_what_an_operator_makes_of_missing_states_goes_nowhere() -> None:
+    def divided(left: Tensor, right: Tensor) -> Tensor:
+        return right / left.norm(dim=-1, keepdim=True)  # NaN or infinite where there is nothing
+
+    assert shifted(5)(divided, random_elements(2, 9, WIDTH)).isfinite().all()
+    with pytest.raises(ValueError, match="must not be negative; got -1"):
+        shifted(-1)
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "every-merge", "deep", "plain"])
+def test_the_scan_as_a_tree_is_the_model(name: str) -> None:
+    model = SMALL_MODELS[name].build(VOCAB).double()
+    store = store_of([token if number % 11 else 2 for number, token in enumerate(TOKENS)], separator=2)
+    for reset in (False, True):
+        plain, same, fold, offset = (
+            evaluate(one, store, context=40, reset_at_documents=reset).nats
+            for one in (model, *(WithTree(model, tree) for tree in (scanned, left_fold, shifted(3))))
+        )
+        assert same == pytest.approx(plain, rel=1e-12)
+        assert len({round(one, 6) for one in (plain, fold, offset)}) == 3
+
+
+@every_tree
+def test_low_precision_changes_no_tree(tree: Any) -> None:
+    model = WithTree(SMALL_MODELS["ar-grc"].build(VOCAB), tree)
+    exact, rounded = (evaluate(model, store_of(TOKENS), context=40, precision=one) for one in ("float32", "bfloat16"))
+    assert rounded.nats != exact.nats
+    assert rounded.nats == pytest.approx(exact.nats, rel=1e-2)
+
+
+@every_tree
+def test_packed_documents_are_as_if_alone(tree: Any) -> None:
+    model = WithTree(SMALL_MODELS["deep"].build(VOCAB).double().eval(), tree)
+    tokens = torch.tensor(TOKENS[:20])
+    packed = model(tokens, cu_seqlens=[0, 7, 7, 8, 20])
+    alone = [model(tokens[None, first:last])[0] for first, last in ((0, 7), (7, 8), (8, 20))]
+    torch.testing.assert_close(packed, torch.cat(alone))
+    with pytest.raises(NotImplementedError, match="no state to go on from"):
+        model.step(tokens[None], model.init_state)
+    with pytest.raises(NotImplementedError, match="no state to go on from"):
+        model.init_state(1)
+
+
+def by_loops(model: ScanLM, windows: Tensor) -> dict[tuple[int, str, int], tuple[float, ...]]:
+    """Distances as their definition has them: one triple at a time, and every pair of windows."""
+    layers: list[tuple[Any, Any, Tensor]] = []
+
+    def noted(operator: Any, leaves: Tensor) -> Tensor:
+        layers.append((*(operator if isinstance(operator, tuple) else (operator, operator)), leaves))
+        return scanned(operator, leaves)
+
+    model.with_prefixes(windows, noted)
+    found = {}
+    for layer, (up, down, leaves) in enumerate(layers):
+        blocks, level = leaves, 0
+        while blocks.shape[1] >= 3:
+            for law, left, right in (("up", up, up), ("down", down, down), ("mixed", down, up)):
+                squares, influences, relative, cosines, unrelated = [], [], [], [], []
+                for place in range(blocks.shape[1] - 2):
+                    a, b, c = blocks[:, place], blocks[:, place + 1], blocks[:, place + 2]
+                    one, other = left(left(a, b), c), left(a, right(b, c))
+                    replaced = left(left(torch.cat([a[-1:], a[:-1]]), b), c)
+                    squares += (one - other).square().sum(-1).tolist()
+                    influences += (one - replaced).square().sum(-1).tolist()
+                    relative += ((one - other).norm(dim=-1) / one.norm(dim=-1)).tolist()
+                    cosines += torch.cosine_similarity(one, other).tolist()
+                    unrelated += [float((x - y).square().sum()) for x, y in itertools.combinations(one, 2)]
+                scale = np.mean(unrelated)
+                found[layer, law, level] = (
+                    len(squares),
+                    math.sqrt(np.mean(squares) / scale),
+                    math.sqrt(np.mean(influences) / scale),
+                    float(np.mean(relative)),
+                    float(np.mean(cosines)),
+                )
+            pairs = blocks.shape[1] // 2
+            blocks = torch.stack([up(blocks[:, 2 * j], blocks[:, 2 * j + 1]) for j in range(pairs)], dim=1)
+            level += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "every-merge", "deep"])
+@pytest.mark.parametrize("context", [3, 13, 16])
+def test_distances_are_their_definition(name: str, context: int) -> None:
+    model = SMALL_MODELS[name].build(VOCAB).double().eval()
+    windows = spread_windows(store_of(TOKENS), context, 5)
+    with torch.no_grad():
+        expected = by_loops(model, windows)
+    found = distances(model, windows, batch_tokens=2 * context)
+    assert max(one.level for one in found) == (context // 3).bit_length() - 1
+    laws = {"up"} if name == "every-merge" else {"up", "down", "mixed"}
+    assert {(one.layer, one.law, one.level) for one in found} == {key for key in expected if key[1] in laws}
+    for one in found:
+        values = (one.triples, one.distance, one.influence, one.relative, one.cosine)
+        assert values == pytest.approx(expected[one.layer, one.law, one.level], rel=1e-9)
+        assert one.error is None
+
+
+def test_groups_of_windows_tell_the_error() -> None:
+    model = SMALL_MODELS["ar-grc"].build(VOCAB).double().eval()
+    windows = spread_windows(store_of(TOKENS), 12, 27)
+    groups = [distances(model, windows[first::3], batch_tokens=500)[0] for first in range(3)]
+    seen: list[None] = []
+    whole = distances(model, windows, batch_tokens=500, on_group=lambda: seen.append(None))[0]
+    assert len(seen) == 3
+    assert whole.triples == 27 * 10 == sum(one.triples for one in groups)
+    values = [one.distance for one in groups]
+    assert whole.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(3))
+    assert min(values) < whole.distance < max(values)
+
+
+def test_an_associative_model_has_no_distance_but_an_influence() -> None:
+    model = ASSOCIATIVE.build(VOCAB).double().eval()
+    for one in distances(model, spread_windows(store_of(TOKENS), 32, 10), batch_tokens=500):
+        assert one.law == "up"
+        assert one.distance < 1e-6
+        assert one.cosine == pytest.approx(1)
+        assert one.influence > 1e-3
+
+
+@pytest.mark.parametrize(("kept", "influence"), [(0, 1.0), (1, 0.0)])
+def test_operators_that_keep_one_operand_differ_in_influence(
+    kept: int, influence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScanLayer, "operators", lambda _: lambda *operands: operands[kept])
+    model = SMALL_MODELS["ar-grc"].build(VOCAB).double().eval()
+    for one in distances(model, spread_windows(store_of(TOKENS), 16, 2), batch_tokens=500):
+        assert one.distance == 0
+        assert one.influence == pytest.approx(influence)
+
+
+def test_windows_are_whole_spread_and_within_documents() -> None:
+    store = store_of(list(range(100)))
+    assert spread_windows(store, 10, 4)[:, 0].tolist() == [0, 30, 60, 90]
+    assert spread_windows(store, 10, 99)[:, 0].tolist() == list(range(0, 100, 10))
+    ends = {22, 23, 61}
+    store = store_of([2 if place in ends else 3 + place for place in range(100)], separator=2)
+    assert len(spread_windows(store, 10, 99)) == 10
+    for window in spread_windows(store, 10, 99, within_documents=True):
+        assert 2 not in window[:-1]
+    assert spread_windows(store, 10, 99, within_documents=True)[:, 0].tolist() == [3, 13, 27, 37, 47, 65, 75, 85]
+    with pytest.raises(UserError, match="'made' has 1 windows of 51 tokens to compare, and two are the least"):
+        spread_windows(store, 51, 4)
+
+
+@pytest.mark.parametrize("context", [7, 16, 100, 250, 251, 500])
+def test_parts_have_the_windows_of_the_whole(context: int) -> None:
+    model, store = SMALL_MODELS["ar-grc"].build(VOCAB).double(), store_of(TOKENS)
+    parts = parts_of(store, context)
+    assert len(parts) == min(16, 500 // context)
+    whole = evaluate(model, store, context=context)
+    found = InParts([evaluate(model, part, context=context) for part in parts]).whole
+    assert (found.tokens, found.context) == (500, context)
+    assert found.nats == pytest.approx(whole.nats, rel=1e-12)
+    np.testing.assert_allclose(found.position_nats, whole.position_nats)
+    np.testing.assert_array_equal(found.position_tokens, whole.position_tokens)
+
+
+def test_a_study_puts_everything_together(tmp_path: Path) -> None:
+    model, store = SMALL_MODELS["deep"].build(VOCAB), store_of(TOKENS)
+    state = torch.get_rng_state()
+    found = study(model, store, context=20, offsets=(3, 5), num_windows=20, num_seeds=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (found.num_layers, found.num_windows, found.context) == (3, 20, 20)
+    assert list(found.trees) == ["scan", "left fold", "offset 3", "offset 5"]
+    assert found.trees["scan"].whole.nats == pytest.approx(evaluate(model, store, context=20).nats, rel=1e-6)
+    fold = evaluate(WithTree(model, left_fold), store, context=20)
+    assert found.over_scan("left fold") == pytest.approx(
+        fold.token_perplexity / evaluate(model, store, context=20).token_perplexity, rel=1e-5
+    )
+    assert found.over_scan("scan") == 1
+    assert found.error_over_scan("scan") == 0
+    assert found.error_over_scan("left fold") > 0
+    torch.manual_seed(1)
+    fresh = distances(SMALL_MODELS["deep"].build(VOCAB).eval(), spread_windows(store, 20, 20), batch_tokens=500)
+    assert [one.distance for one in found.untrained[1]] == pytest.approx([one.distance for one in fresh], rel=1e-4)
+    one = found.distances[4]
+    beside = found.over_seeds(one)
+    values = [seed[4].distance for seed in found.untrained]
+    assert beside is not None
+    assert (beside.distance, beside.deviation) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    saved = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert (saved["schema"], saved["version"]) == ("logdepth.associativity", 1)
+    assert saved["distances"][4]["untrained"]["distance"] == beside.distance
+    assert [tree["tree"] for tree in saved["trees"]] == list(found.trees)
+    draw(found, tmp_path / "figure")
+    assert {file.name for file in tmp_path.iterdir()} == {"figure.svg", "figure.png"}
+
+
+def test_numbers_that_are_none_are_told_and_drawn(tmp_path: Path) -> None:
+    whole = evaluate(SMALL_MODELS["ar-grc"].build(VOCAB), store_of(TOKENS), context=500)
+    lost = dataclasses.replace(whole, nats=whole.nats + 1e6)
+    worse = dataclasses.replace(whole, nats=whole.nats + 2e3)
+    one = Distance(0, "up", 0, 9, math.nan, None, math.nan, 0.1, 0.9)
+    trees = {"scan": InParts([whole]), "left fold": InParts([lost]), "offset 1": InParts([worse])}
+    found = Associativity(context=500, num_windows=2, distances=[one], untrained=[], trees=trees)
+    saved = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert saved["distances"][0]["distance"] is saved["distances"][0]["untrained"] is None
+    assert saved["trees"][1]["perplexity_over_scan"] is saved["trees"][1]["error_over_scan"] is None
+    assert saved["trees"][2]["perplexity_over_scan"] == pytest.approx(math.exp(4))
+    draw(found, tmp_path / "figure")
+
+
+def test_contexts_that_would_need_a_state_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SMALL_MODELS["ar-grc"].build(VOCAB)
+    assert associativity.longest_context(model) == 16_384
+    for context in (2, 16_385):
+        with pytest.raises(UserError, match=f"from 3, for three blocks, to 16,384, .* got {context:,}"):
+            study(model, store_of(TOKENS), context=context)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("associativity")
+    tiny = (
+        f"--data.corpus text --data.tokenizer.vocab-size {TEXT_VOCAB} --data.paths {corpus} "
+        "--train.max-steps 6 --train.batch-size 4 --train.context 16 --train.device cpu"
+    ).split()
+    widths = {"ar-grc": "--model.embed-width 16 --model.operator.width 16", "transformer-alibi": "--model.num-layers 1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOGDEPTH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        for model, flags in widths.items():
+            assert main(["train", f"pydocs-{model}", *tiny, *flags.split(), "--out", str(out / model)]) == 0
+    return out
+
+
+def test_the_verb_prints_tables_and_writes_files(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained / "ar-grc"
+    capsys.readouterr()
+    assert main(["associativity", str(run), "--windows", "16", "--seeds", "1", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "16 windows of 16 tokens" in said
+    for word in ("mixed", "influence", "left fold", "offset 8", "bits per byte"):
+        assert word in said
+    assert "offset 16" not in said  # it would be the scan
+    names = {"associativity.json", "associativity.svg", "associativity.png"}
+    assert {file.name for file in (run / "associativity").iterdir()} == names
+    record = json.loads((run / "associativity" / "associativity.json").read_text())
+    assert record["model"]["kind"] == "ScanLMConfig"
+    assert (record["run"], record["step"], record["weights"]) == (str(run), 6, "best")
+    assert "torch" in record["environment"]
+
+    flags = ("--context", "8", "--offsets", "3", "--seeds", "0", "--weights", "last", "--out", str(tmp_path / "other"))
+    assert main(["associativity", str(run), *flags, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == json.loads((tmp_path / "other" / "associativity.json").read_text())
+    assert [tree["tree"] for tree in answer["trees"]] == ["scan", "left fold", "offset 3"]
+    assert answer["untrained"] == []
+    assert main(["evaluate", str(run), "--contexts", "8", "--weights", "last", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)["results"][0]
+    assert answer["trees"][0]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("ar-grc --windows 1", "--windows must be at least 2"),
+        ("ar-grc --offsets 0", "--offsets at least 1"),
+        ("ar-grc --seeds -1", "--seeds at least 0"),
+        ("ar-grc --context 2", "the context must be from 3, for three blocks, to 16,384"),
+        ("ar-grc --context 16000", "choose a shorter --context"),
+        ("ar-grc --out {run}/config.json", "cannot write"),
+        ("transformer-alibi", "holds a Transformer, which has no operator"),
+        ("nothing", "holds no run"),
+    ],
+)
+def test_mistakes_are_one_line(trained: Path, flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    name, *rest = flags.format(run=trained / "ar-grc").split()
+    assert main(["associativity", str(trained / name), *rest]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("logdepth associativity: ")
+    assert message in line
+
+
+def test_without_matplotlib_nothing_is_started(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise UserError("figures need matplotlib")
+
+    monkeypatch.setattr(drawing, "require_matplotlib", missing)
+    capsys.readouterr()
+    assert main(["associativity", str(trained / "ar-grc")]) == 2
+    assert capsys.readouterr().err == "logdepth associativity: figures need matplotlib\n"

@@ -1,0 +1,235 @@
+"""Studies: all runs, once each; what was stopped goes on; what does not fit is refused before work starts."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logdepth.cli import main
+from logdepth.recipes import RECIPES, rows_of
+from logdepth.reproduce import study_of, work
+from logdepth.results import read_results
+from tests.tiny_study import CONTEXTS, TIME_TOKENS, TRAINING, override_files
+
+MODELS = ("ar-grc", "transformer-alibi")
+
+
+@pytest.fixture(autouse=True)
+def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdepth.reproduce.study.PAPER_CONTEXTS", CONTEXTS)
+    monkeypatch.setattr("logdepth.reproduce.study.TIME_TOKENS", TIME_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def flags(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return override_files(tmp_path_factory.mktemp("overrides"), corpus)
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    """The result files of runs, without how they were made."""
+    found = {}
+    for file in sorted((out / "results").glob("text-*.json")):
+        found[file.name] = json.loads(file.read_text())
+        found[file.name].pop("made")
+    return found
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["reproduce", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("logdepth reproduce: ")
+    return lines[-1]
+
+
+def test_all_models_and_seeds(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    assert main(["reproduce", "text", *flags, "--seeds", "0", "3", "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"study": str(out), "finished": True, "report": str(out / "report.html")}
+    results = read_results(out / "results")
+    assert {(run.row, run.config.seed) for run in results.runs} == {
+        (row, seed) for row in rows_of("text") for seed in (0, 3)
+    }
+    for run in results.runs:
+        assert [one.context for one in run.test] == list(CONTEXTS)
+        assert run.positions.context == CONTEXTS[-1]
+        assert sum(run.positions.tokens) == run.main.tokens == run.data.splits["test"].tokens - 1
+        assert run.steps == TRAINING["max_steps"]
+        assert [one.step for one in run.valid_curve] == [6, 12, 18, 24, 30]
+        assert min(one.loss for one in run.valid_curve) == run.valid_loss
+        assert run.samples[0].prompt == "The"
+        assert "command" not in run.environment
+    assert {model.row for model in results.timings[0].models} == set(rows_of("text"))
+    written = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+    assert main(["reproduce", "text", *flags, "--seeds", "0", "3", "--out", str(out)]) == 0
+    assert written == {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}, (
+        "done work was done again"
+    )
+
+
+def test_parts_made_elsewhere_merge_by_copying(flags: list[str], tmp_path: Path) -> None:
+    for model in MODELS:
+        assert (
+            main(["reproduce", "text", *flags, "--models", model, "--seeds", "0", "--out", str(tmp_path / model)]) == 0
+        )
+    here, there = (tmp_path / model / "results" for model in MODELS)
+    copied = here / f"text-{MODELS[1]}-0.json"
+    copied.write_bytes((there / copied.name).read_bytes())
+    before = copied.stat().st_mtime_ns
+    assert main(["reproduce", "text", *flags, "--models", *MODELS, "--seeds", "0", "--out", str(here.parent)]) == 0
+    assert copied.stat().st_mtime_ns == before
+    assert not (here.parent / "runs" / f"{MODELS[1]}-0").exists()
+    assert {model.row for model in read_results(here).timings[0].models} == set(MODELS), "timed together"
+
+
+def test_a_budget_stops_and_the_same_command_goes_on(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def study(out: Path, *more: str) -> bool:
+        arguments = [
+            "reproduce",
+            "text",
+            *flags,
+            "--models",
+            *MODELS,
+            "--seeds",
+            "1",
+            "--out",
+            str(out),
+            "--json",
+            *more,
+        ]
+        assert main(arguments) == 0
+        finished: bool = json.loads(capsys.readouterr().out)["finished"]
+        return finished
+
+    assert study(tmp_path / "whole")
+    asked = 0
+
+    def spent_after_some_questions(_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 17 == 0
+
+    monkeypatch.setattr(work._Work, "_is_spent", spent_after_some_questions)
+    sittings = 1
+    while not study(tmp_path / "parts", "--budget", "1000"):
+        sittings += 1
+    assert sittings > 3
+    assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+
+
+def test_what_does_not_fit_is_refused(
+    flags: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no corpus 'ptbb' to study; did you mean 'ptb'?" in error_of(capsys, "ptbb")
+    assert "there is no model 'ar-gcr'" in error_of(capsys, "ptb", "--models", "ar-gcr")
+    assert "--seeds must be different" in error_of(capsys, "ptb", "--seeds", "1", "1")
+    assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")
+    assert "ptb.train.txt" in error_of(capsys, "ptb", "--out", str(tmp_path / "ptb"), "--data-dir", str(tmp_path))
+    assert not (tmp_path / "ptb").exists(), "nothing was begun"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"recipe": "ptb-ar-grc", "config": {}}))
+    assert "is for the recipe 'ptb-ar-grc'" in error_of(capsys, "text", *flags, str(other))
+    other.write_text("[]")
+    assert "expected a mapping" in error_of(capsys, "text", *flags, str(other))
+    out = tmp_path / "study"
+    part = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--out", str(out)]
+    assert main(["reproduce", *part]) == 0
+    other.write_text(json.dumps({"train": {"learning_rate": 0.5}}))
+    changed = ["text", *flags, str(other), "--models", "ar-grc", "--seeds", "0", "--out", str(out)]
+    line = error_of(capsys, *changed)
+    assert "text-ar-grc-0.json was made with train.learning_rate 0.01, not 0.5 as asked for now" in line
+    result = out / "results" / "text-ar-grc-0.json"
+    saved = result.read_text()
+    result.unlink()
+    assert "ar-grc-0 was made with train.learning_rate 0.01, not 0.5" in error_of(capsys, *changed)
+    result.write_text(saved[: len(saved) // 2])
+    assert f"{result} is not readable JSON" in error_of(capsys, *part)
+
+
+def test_the_default_study_of_every_corpus() -> None:
+    for corpus in ("pydocs", "ptb", "wikitext2", "webmix", "openwebtext2"):
+        study = study_of(corpus)
+        assert [study.recipe(row) for row in study.configs] == [
+            name for name in RECIPES if name.startswith(f"{corpus}-")
+        ]
+        assert study.seeds == ((0,) if corpus == "pydocs" else (0, 1, 2))
+        assert {config.train.context for config in study.configs.values()} <= set(study.contexts)
+
+
+KILLED = f"""
+import sys
+import logdepth.reproduce.study as study
+from logdepth.cli import main
+study.PAPER_CONTEXTS, study.TIME_TOKENS = {CONTEXTS}, {TIME_TOKENS}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(flags: list[str], out: Path) -> subprocess.Popen[str]:
+    arguments = ["reproduce", "text", *flags, "--models", *MODELS, "--seeds", "0", "1", "--out", str(out)]
+    return subprocess.Popen(
+        [sys.executable, "-c", KILLED, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def progress_of(out: Path) -> float:
+    """Runs done, and the part of the one in the making."""
+    done = len(list((out / "results").glob("text-*.json")))
+    lines = [file.read_text().count('"train"') for file in out.glob("runs/*/metrics.jsonl")]
+    return done + sum(lines) / TRAINING["max_steps"] / 4
+
+
+def instants(chance: random.Random) -> Iterator[float]:
+    """Three, anywhere in a study of four runs."""
+    return iter(sorted(chance.uniform(0, 4) for _ in range(3)))
+
+
+def test_killed_three_times_gives_the_same_result_files(flags: list[str], tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    finish(start(flags, whole))
+    seed = random.randrange(10**6)
+    print("seed", seed)  # shown when it fails
+    chance = random.Random(seed)
+    for instant in instants(chance):
+        process = start(flags, out)
+        while progress_of(out) < instant and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(chance.random() * 0.05)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, (seed, instant)
+    finish(start(flags, out))
+    assert len(results_of(whole)) == 4
+    assert results_of(out) == results_of(whole)
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_say_how_to_go_on(number: signal.Signals, flags: list[str], tmp_path: Path) -> None:
+    process = start(flags, tmp_path)
+    while progress_of(tmp_path) < 0.1 and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert "saved. The same command goes on." in errors
+    assert "Traceback" not in errors
