@@ -21,6 +21,7 @@ from logdepth.data.passages import Passage, split_by_hash
 from logdepth.data.ptb import PTB
 from logdepth.data.text import Text
 from logdepth.errors import UserError
+from logdepth.recipes import recipe, rows_of
 from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 
@@ -357,3 +358,26 @@ def test_a_stale_census_is_forgotten_when_it_shows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="changed while it was prepared; run this again"):
         prepare(changed)
     assert prepare(changed).stores["train"].info.bytes == len(text)
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_is_there_or_says_in_one_line_what_is_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if not installed
+    try:
+        first = next(CORPORA[name](tmp_path).passages())
+    except UserError as error:
+        said = str(error)
+    else:
+        assert first.split in SPLITS
+        assert first.text
+        return
+    assert name in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_corpus_has_a_recipe_for_every_row(name: str) -> None:
+    for row in rows_of(name):
+        assert recipe(f"{name}-{row}").data.corpus == name

@@ -60,8 +60,14 @@ def test_the_version_is_in_the_changelog_and_the_citation() -> None:
     assert f"version: {logdepth.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    readme = (ROOT / "README.md").read_text()
-    modules = [path for path in (ROOT / "logdepth").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
-    for path in modules:
-        assert f" {path.name} " in readme, f"{path.relative_to(ROOT)} is missing from the README's tree"
+def test_every_file_is_in_the_trees() -> None:
+    """The README names the parts, docs/architecture.md every file of them."""
+    readme, architecture = (ROOT / "README.md").read_text(), (ROOT / "docs" / "architecture.md").read_text()
+    tree = architecture[architecture.index("## Every file") :]
+    for path in (ROOT / "logdepth").rglob("*.py"):
+        if path.name not in ("__init__.py", "__main__.py"):
+            assert re.search(rf"\s{path.name}\s", tree), f"docs/architecture.md misses {path.relative_to(ROOT)}"
+    for path in (ROOT / "logdepth").iterdir():
+        name = f"{path.name}/" if path.is_dir() else path.name
+        if name not in ("__init__.py", "__main__.py", "__pycache__/"):
+            assert re.search(rf"\s{name}\s", readme), f"README.md misses logdepth/{name}"
