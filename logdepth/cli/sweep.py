@@ -1,0 +1,123 @@
+"""`logdepth sweep`: a search over a recipe's hyperparameters; several at once work on the same."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from logdepth.atomic import read_json
+from logdepth.cli.output import print_json
+from logdepth.cli.parsing import Switch, named_first, parse, value_of
+from logdepth.cli.train import changed
+from logdepth.errors import UserError
+from logdepth.recipes import RECIPES, recipe
+from logdepth.runs import RunConfig
+from logdepth.train import Interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand:
+    """Search a recipe's hyperparameters for the lowest validation loss. Every field of its config is a flag.
+
+    The same command, started again or elsewhere, works on the same study: a worker that was killed loses nothing.
+    Trials keep their metrics; their weights and checkpoints are removed when they are over.
+    """
+
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help_behavior_hint="(required)")] = (
+        "pydocs-ar-grc"
+    )
+    """Which run of `logdepth recipes` to search."""
+    run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """The config of every trial, but for what is searched."""
+    trials: int = 20
+    """Trials of the whole study, by all workers together."""
+    space: tuple[str, ...] = ()
+    """What to search: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER, where NAME is a field
+    such as train.learning_rate, or dropout for all that the model has. By default, ranges of ours for what the paper
+    searched: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log dropout=0:0.4:0.05."""
+    storage: str | None = None
+    """URL of a database, such as postgresql+psycopg2://USER@HOST/NAME or sqlite:///FILE, for workers on several
+    machines; by default a journal in the folder of the sweep."""
+    study: str | None = None
+    """Name of the study in the storage; by default the recipe's."""
+    out: Path | None = None
+    """Folder of the sweep; by default sweeps/STUDY."""
+    prune: bool = True
+    """Whether trials end early that are worse than the median of the others at the same step."""
+    grace: float = 60.0
+    """Seconds without a sign of life after which the trial of a worker on another machine is taken over."""
+    wait: bool = True
+    """Whether to stay until the trials of other workers are done, to take over those of the dead."""
+    config: Path | None = None
+    """JSON file with fields to change, or the config.json of a run; flags come after it."""
+    data_dir: Path | None = None
+    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    json: Switch = False
+    """Print the outcome as JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
+    if name is None and not {"-h", "--help"} & set(arguments):
+        raise UserError("which recipe? `logdepth recipes` lists them")
+    config = recipe(name or "pydocs-ar-grc")
+    if file is not None:
+        config = changed(config, read_json(Path(file)), file)
+    command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
+    if name is None or command.recipe != name:  # a value of a flag looked like a recipe
+        raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
+    return _search(name, command)
+
+
+def _search(name: str, command: SweepCommand) -> int:
+    try:
+        import optuna as _  # noqa: F401
+    except ImportError:
+        raise UserError("sweeps need optuna; pip install 'logdepth[sweep]'") from None
+    from logdepth.sweep import DEFAULT, Search, parse_space, without_password, work
+
+    if command.storage is not None:  # the command is recorded with every trial
+        shown = without_password(command.storage)
+        sys.argv = [argument.replace(command.storage, shown) for argument in sys.argv]
+    study = command.study or name
+    search = Search(
+        recipe=name,
+        config=command.run,
+        space=parse_space(command.space or DEFAULT, command.run),
+        trials=command.trials,
+        out=command.out or Path("sweeps") / study,
+        study=study,
+        storage=command.storage,
+        prune=command.prune,
+        grace=command.grace,
+        wait=command.wait,
+        data_dir=command.data_dir,
+    )
+    try:
+        record = work(search)
+    except Interrupted as stopped:
+        name_of_signal = signal.Signals(stopped.signal_number or signal.SIGTERM).name
+        print(f"stopped by {name_of_signal}; what was begun is saved. Go on with the same command", file=sys.stderr)
+        return stopped.exit_code
+    if command.json:
+        print_json(record)
+    else:
+        _print(search.out, record)
+    return 0
+
+
+def _print(out: Path, record: dict[str, Any]) -> None:
+    counts = {state: sum(row["state"] == state for row in record["trials"]) for state in ("complete", "pruned")}
+    print(f"{out}: {counts['complete']} trials complete, {counts['pruned']} pruned")
+    best = record["best"]
+    if best is None:
+        print("none was completed, so none is best; search lower learning rates, or --no-prune")
+        return
+    print(f"best validation loss {best['loss']:.4f}, trial {best['trial']}:")
+    for name, value in best["params"].items():
+        print(f"  {name} {value:.4g}" if isinstance(value, float) else f"  {name} {value}")
+    print(f"next: logdepth train {record['recipe']} --config {out / 'best.json'}   (and the flags of this sweep)")

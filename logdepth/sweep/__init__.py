@@ -1,0 +1,18 @@
+"""Sweeps: a recipe's hyperparameters searched with Optuna, by one worker or by many."""
+
+from logdepth.sweep.space import DEFAULT, Choices, Range, Space, changes, parse_space
+from logdepth.sweep.storage import without_password
+from logdepth.sweep.study import Search
+from logdepth.sweep.worker import work
+
+__all__ = [
+    "DEFAULT",
+    "Choices",
+    "Range",
+    "Search",
+    "Space",
+    "changes",
+    "parse_space",
+    "without_password",
+    "work",
+]

@@ -1,0 +1,137 @@
+"""Where a study lives: a journal in a file, or a database. It knows no trials.
+
+The journal is locked with flock, not with Optuna's own lock files: the kernel takes a lock back from a process
+that is killed, and a line that was cut off by the kill is removed before the next is written.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
+
+from logdepth.atomic import readable_disk_errors
+from logdepth.errors import UserError
+
+CONNECT_SECONDS = 10
+SQLITE_SECONDS = 60
+"""How long a writer waits for the others; SQLite has one at a time."""
+ATTEMPTS = 5
+
+
+def open_storage(url: str | None, journal: Path) -> BaseStorage:
+    """The database of the URL, or the journal where there is none."""
+    if url is None:
+        with readable_disk_errors(journal):
+            journal.parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(_Journal(str(journal), _JournalLock(journal)))
+    with readable_storage_errors(url):
+        try:
+            return _open_database(url)
+        except ImportError:
+            raise UserError(f"the driver of {without_password(url)} is not installed; install it with pip") from None
+        except RuntimeError as error:  # tables of another version of Optuna
+            raise UserError(f"{without_password(url)}: {' '.join(str(error).split())}") from None
+
+
+def without_password(url: str) -> str:
+    """A database's URL as it may be shown."""
+    try:
+        return sqlalchemy.engine.make_url(url).set(query={}).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        return "…"
+
+
+@contextlib.contextmanager
+def readable_storage_errors(url: str | None) -> Iterator[None]:
+    """Turns a database that is not there, or does not let us, into one line that shows no password."""
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        shown = "the study's journal" if url is None else f"the database {without_password(url)}"
+        raise UserError(f"{shown} cannot be used ({_reason(error)}); check --storage and run the same again") from None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ArgumentError | NoSuchModuleError):
+        return "this is no URL of a database, such as sqlite:///FILE or postgresql+psycopg2://USER@HOST/NAME"
+    inner = getattr(error, "orig", None) or error.__cause__
+    return _reason(inner) if inner is not None else " ".join(str(error).split())
+
+
+def _open_database(url: str) -> BaseStorage:
+    settings: dict[str, Any] = {"pool_pre_ping": True}  # a trial is long: connections may be gone after it
+    kind = sqlalchemy.engine.make_url(url).get_backend_name()
+    if kind == "postgresql":
+        settings["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
+    if kind == "sqlite":
+        settings["connect_args"] = {"timeout": SQLITE_SECONDS}
+    for attempt in range(ATTEMPTS):
+        try:
+            storage = RDBStorage(url, engine_kwargs=settings)
+            break
+        except SQLAlchemyError as error:  # another worker may be making the same tables
+            unreachable = isinstance(error, OperationalError) and (kind != "sqlite" or "unable to open" in str(error))
+            if unreachable or isinstance(error, ArgumentError) or attempt == ATTEMPTS - 1:
+                raise
+        time.sleep(0.2 * (attempt + 1))
+    if kind == "sqlite":
+        _one_transaction_at_a_time(storage.engine)
+    return storage
+
+
+def _one_transaction_at_a_time(engine: sqlalchemy.Engine) -> None:
+    """SQLite locks at the first write, so that two could read a trial as free; here they lock when they begin."""
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def leave_transactions_to_us(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # connections from before this
+
+
+class _Journal(JournalFileBackend):
+    """A file of lines."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with readable_disk_errors(Path(self._file_path)):
+            super().append_logs(logs)
+
+
+class _JournalLock(JournalFileOpenLock):
+    """Held while a line is added to the journal, by one thread of one process."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal, self._descriptor = journal, -1
+
+    def acquire(self) -> bool:
+        descriptor = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._descriptor = descriptor
+        _remove_cut_off_line(descriptor)
+        return True
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _remove_cut_off_line(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end and os.pread(descriptor, 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        os.ftruncate(descriptor, end)

@@ -1,0 +1,737 @@
+"""Sweeps: the space, the ledger, one worker and many, killed anywhere, stopped, refused."""
+
+import csv
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import OperationalError
+
+import logdepth.sweep.heartbeat as heartbeat
+import logdepth.sweep.storage as storage
+import logdepth.sweep.worker as worker
+from logdepth.cli import main
+from logdepth.config import override, to_dict
+from logdepth.errors import UserError
+from logdepth.recipes import RECIPES, recipe
+from logdepth.runs import RunFolder
+from logdepth.sweep import DEFAULT, Choices, Range, Search, changes, parse_space, without_password
+from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
+from logdepth.sweep.storage import _JournalLock, open_storage
+from logdepth.sweep.watch import TrialWatch
+from logdepth.train import Standing, Trainer
+from tests.run_folders import measured
+from tests.sweep_processes import (
+    RECIPE,
+    STEPS,
+    TINY,
+    each_done_once,
+    finish,
+    flags,
+    record_own_trials,
+    start,
+    steps_in,
+    trials_of,
+    wait_for_step,
+)
+from tests.tiny_corpus import tiny_data
+
+GRC = recipe("ptb-ar-grc")
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("train.learning_rate=1e-4:1e-2:log", Range(low=1e-4, high=1e-2, log=True)),
+        ("model.operator.dropout=0:0.4:0.05", Range(low=0.0, high=0.4, step=0.05)),
+        ("train.weight_decay=0:1", Range(low=0.0, high=1.0)),
+        ("model.depth=1:3", Range(low=1, high=3)),
+        ("train.batch_size=8:64:8", Range(low=8, high=64, step=8)),
+        ("model.depth=1,2,3", Choices(values=(1, 2, 3))),
+        ("model.post_merge=none,up", Choices(values=("none", "up"))),
+        ("train.max_steps=null,10", Choices(values=(None, 10))),
+        ("model.tied=true,false", Choices(values=(True, False))),
+        ("seed=0,1", Choices(values=(0, 1))),
+    ],
+)
+def test_specs(spec: str, expected: Range | Choices) -> None:
+    (found,) = parse_space([spec], GRC).values()
+    assert found == expected
+    if isinstance(expected, Range) and isinstance(found, Range):
+        assert type(found.low) is type(expected.low)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("train.learning_rate", "write NAME=LOW:HIGH"),
+        ("train.learning_rate=", "write NAME=LOW:HIGH"),
+        ("train.learning_rate=1e-3", "nothing to search"),
+        ("train.learning_rate=1:2:3:4", "write NAME=LOW:HIGH"),
+        ("train.learning_rat=1e-4:1e-2", "did you mean 'learning_rate'"),
+        ("learning_rate=1e-4:1e-2", "unknown field 'learning_rate'"),
+        ("train.learning_rate=1e-2:1e-4", "put the lower one first"),
+        ("train.learning_rate=1e-3:1e-3", "put the lower one first"),
+        ("train.learning_rate=0:1:log", "above 0"),
+        ("train.learning_rate=-1:1", "learning_rate must be above 0"),
+        ("train.learning_rate=low:high", "expected a number; got 'low'"),
+        ("train.learning_rate=nan:1", "expected a number; got 'nan'"),
+        ("train.weight_decay=0:1:0.3", "do not lead from 0 to 1"),
+        ("train.weight_decay=0:1:0", "do not lead from 0 to 1"),
+        ("model.depth=1:3:0.5", "whole number"),
+        ("model.depth=1.5:3", "expected int; got 1.5"),
+        ("model.depth=1,two", "expected int; got 'two'"),
+        ("model.depth=1,1", "comes twice"),
+        ("model.depth=1,[2]", "a choice must be"),
+        ("model=1,2", "expected a mapping"),
+        ("dropout=0:1", "from 0 to below 1"),
+    ],
+)
+def test_specs_that_are_refused(spec: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_space([spec], GRC)
+    assert str(error.value).startswith(f"--space {spec}: ")
+    assert said in str(error.value)
+
+
+def test_a_field_is_searched_once() -> None:
+    with pytest.raises(UserError, match=r"model\.leaf_dropout is searched by 'dropout=0:0\.4' already"):
+        parse_space(["dropout=0:0.4", "model.leaf_dropout=0:0.2"], GRC)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_default_space_fits_every_recipe(name: str) -> None:
+    config = recipe(name)
+    space = parse_space(DEFAULT, config)
+    values = {"train.learning_rate": 3e-4, "train.weight_decay": 0.01, "dropout": 0.35}
+    assert space.keys() == values.keys()
+    after = to_dict(override(config, changes(config, values)))
+    before = to_dict(config)
+    assert after["train"] == before["train"] | {"learning_rate": 3e-4, "weight_decay": 0.01}
+    if "post_merge" in after["model"]:
+        net = after["model"]["post_merge"] != "none"
+        assert after["model"]["post_merge_dropout"] == (0.35 if net else before["model"]["post_merge_dropout"])
+        assert after["model"]["embed_dropout"] == after["model"]["leaf_dropout"] == 0.35
+        assert after["model"]["output_dropout"] == 0.35
+        assert after["model"]["operator"].get("dropout", 0.35) == 0.35
+    else:
+        assert after["model"] == before["model"] | {"dropout": 0.35}
+
+
+def attempt(number: int, state: TrialState, **attributes: Any) -> FrozenTrial:
+    trial = create_trial(state=state, value=1.0 if state == TrialState.COMPLETE else None, user_attrs=attributes)
+    trial.number = number
+    return trial
+
+
+def test_the_ledger_follows_the_first_retry_and_drops_the_others() -> None:
+    failed, running, complete, waiting = (
+        TrialState.FAIL,
+        TrialState.RUNNING,
+        TrialState.COMPLETE,
+        TrialState.WAITING,
+    )
+    ledger = Ledger(
+        [
+            attempt(0, complete),
+            attempt(1, failed),
+            attempt(2, failed, **{RETRY_OF: 1, ORIGIN: 1}),
+            attempt(3, waiting, **{RETRY_OF: 1, ORIGIN: 1}),
+            attempt(4, running, **{RETRY_OF: 2, ORIGIN: 1}),
+            attempt(5, failed, **{SURPLUS: "of a race"}),
+            attempt(6, running),
+            attempt(7, failed),
+        ]
+    )
+    assert ledger.origins == [0, 1, 6, 7]
+    assert [one.number for one in ledger.attempts(1)] == [1, 2, 4]
+    assert [one.number for one in ledger.latest(running)] == [4, 6]
+    assert [one.number for one in ledger.latest(failed)] == [7]
+    assert ledger.latest(waiting) == []
+    assert ledger.dropped(3, limit=9) == "another goes on with the same trial"
+    assert ledger.dropped(4, limit=1) is None
+    assert ledger.dropped(6, limit=3) is None
+    assert ledger.dropped(6, limit=2) == "the study has 2 trials"
+    assert ledger.is_over(1)
+    assert not ledger.is_over(2)
+
+
+def test_only_deaths_are_counted_as_deaths() -> None:
+    killed = attempt(4, TrialState.FAIL, deaths=1)
+    assert retry_of(killed)[1] == {RETRY_OF: 4, ORIGIN: 4, "deaths": 2}
+    stopped = attempt(4, TrialState.FAIL, deaths=1, **{GIVEN_BACK: True})
+    assert retry_of(stopped)[1]["deaths"] == 1
+
+
+def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    vigil = heartbeat.Vigil(tmp_path, grace=10)
+    elsewhere: dict[str, Any] = {"worker": ["another machine", "its worker"]}
+    beats = {1: [1, 1, 1, 1], 2: [1, 2, 3, 3], 3: [None, None, None, None]}
+    found = []
+    for look in range(4):
+        now = look * 4.0
+        dead = [
+            number
+            for number, one in beats.items()
+            if vigil.is_dead(attempt(number, TrialState.RUNNING, beat=one[look], **elsewhere))
+        ]
+        found.append(dead)
+    assert found == [[], [], [], [1, 3]]
+
+
+def test_on_one_machine_the_lock_tells_at_once(tmp_path: Path) -> None:
+    vigil = heartbeat.Vigil(tmp_path, grace=1e9)
+    here = heartbeat.this_machine()
+    with heartbeat.signed_in(tmp_path) as name:
+        assert not vigil.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+    (tmp_path / "killed").touch()
+    assert vigil.is_dead(attempt(2, TrialState.RUNNING, worker=[here, "killed"]))
+    assert not vigil.is_dead(attempt(3, TrialState.RUNNING, worker=[here, "signed in elsewhere"]))
+    assert not vigil.is_dead(attempt(4, TrialState.RUNNING, worker=["elsewhere", "killed"]))
+    heartbeat.forget_the_dead(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "3")) == 0
+    said = capsys.readouterr()
+    assert "3 trials complete, 0 pruned" in said.out
+    assert "no figure of importance: it needs 4 complete trials, there are 3" in said.err
+    assert sum(line.startswith("trial ") for line in said.err.splitlines()) == 3
+    first = json.loads((out / "sweep.json").read_text())
+    assert not (out / "importance.svg").exists()
+    assert not list(out.rglob("*.safetensors"))
+
+    assert main(flags(corpus, out, "--trials", "7", "--json")) == 0  # goes on to seven; the last may be pruned
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((out / "sweep.json").read_text())
+    assert record["trials"][:3] == first["trials"]
+    assert [row["trial"] for row in record["trials"]] == list(range(7))
+    assert all(row["attempts"] == 1 for row in record["trials"])
+    each_done_once(trials_of(out), 7)
+    for name in ("history.svg", "history.png", "importance.svg", "importance.png"):
+        assert (out / name).stat().st_size > 1000
+    assert {file.name for file in (out / "trials" / "0000").iterdir()} == {
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "tokenizer.model",
+    }
+    assert list((out / "workers").iterdir()) == []
+
+    complete = [row for row in record["trials"] if row["state"] == "complete"]
+    best = min(complete, key=lambda row: row["loss"])
+    assert record["best"] == best
+    with (out / "trials.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in table] == [row["loss"] for row in record["trials"]]
+    assert float(table[2]["dropout"]) == record["trials"][2]["params"]["dropout"]
+
+    # The best trial, trained by its file alone, is the trial again.
+    again = tmp_path / "again"
+    arguments = ["train", *TINY, "--data.paths", str(corpus), "--config", str(out / "best.json"), "--out", str(again)]
+    assert main(arguments) == 0
+    config = RunFolder(again).config()
+    assert config == RunFolder(out / "trials" / f"{best['trial']:04d}").config()
+    assert config.train.learning_rate == best["params"]["train.learning_rate"]
+    assert min(line["valid_loss"] for line in measured(again) if line["kind"] == "valid") == best["loss"]
+
+
+def test_best_json_names_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"recipe": "no-such", "config": {}}))
+    assert "there is no recipe 'no-such'" in refused(capsys, "train", "--config", str(file))
+
+
+def test_joining_on_other_terms_is_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sweep"
+    space = ["--space", "train.learning_rate=1e-3:1e-2:log"]
+    assert main(flags(corpus, out, "--trials", "1", *space)) == 0
+    other = ["--space", "train.learning_rate=1e-3:1e-1:log"]
+    line = refused(capsys, *flags(corpus, out, "--trials", "2", *other))
+    assert "--space train.learning_rate is 0.001:0.01:log there and 0.001:0.1:log here" in line
+    line = refused(capsys, *flags(corpus, out, "--trials", "2", *space, "--train.clip", "2"))
+    assert "train.clip is 1.0 there and 2.0 here" in line
+    line = refused(capsys, *flags(corpus, out, "--trials", "2"))
+    assert "--space dropout is nothing there and 0.0:0.4:0.05 here" in line
+    elsewhere = tmp_path / "corpus"
+    elsewhere.mkdir()
+    for split in ("train", "valid", "test"):
+        (elsewhere / f"{split}.txt").write_text((corpus / f"{split}.txt").read_text() + "one more line .\n")
+    line = refused(capsys, *flags(elsewhere, out, "--trials", "2", *space))
+    assert "the text is text-" in line
+    assert main(flags(corpus, out, "--trials", "1", *space, "--train.log-every", "3")) == 0  # a worker's own business
+    (out / "journal.log").unlink()
+    assert "choose another --out" in refused(capsys, *flags(corpus, out, "--trials", "2", *space))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql+psycopg2://me:hidden-word@127.0.0.1:1/none", "onnection refused"),
+        ("postgresql+psycopg2://me@127.0.0.1:1/none?password=hidden-word", "onnection refused"),
+        ("sqlite:////no/such/folder/study.db", "unable to open database file"),
+        ("nonsense hidden-word", "this is no URL of a database"),
+        ("nosuch://me:hidden-word@there/db", "this is no URL of a database"),
+        ("mysql+pymysql://me:hidden-word@there/db", "driver"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_one_line_without_its_password(
+    url: str, said: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, *flags(corpus, tmp_path / "sweep", "--storage", url))
+    assert said in line
+    assert "hidden-word" not in line
+    assert "hidden-word" not in without_password(url)
+
+
+def test_mistakes_are_one_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "which recipe?" in refused(capsys, "sweep", "--trials", "3")
+    assert "there is no recipe" in refused(capsys, "sweep", "pydocs-ar-gcr")
+    assert "--trials must be at least 1; got 0" in refused(capsys, *flags(corpus, tmp_path, "--trials", "0"))
+    assert "--grace must be above 0" in refused(capsys, *flags(corpus, tmp_path, "--grace", "-1"))
+    assert "unknown field 'nothing'" in refused(capsys, *flags(corpus, tmp_path, "--space", "train.nothing=1:2"))
+    assert "cannot be used here" in refused(capsys, *flags(corpus, tmp_path, "--train.device", "cuda:77"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_optuna(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    line = refused(capsys, *flags(corpus, tmp_path))
+    assert line == "logdepth sweep: sweeps need optuna; pip install 'logdepth[sweep]'"
+
+
+def test_without_matplotlib(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main(flags(corpus, tmp_path / "sweep", "--trials", "1")) == 0
+    assert "no figures: they need matplotlib" in capsys.readouterr().err
+    assert (tmp_path / "sweep" / "best.json").exists()
+
+
+def test_training_that_diverges_is_pruned_and_not_tried_again(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "1", "--space", "train.learning_rate=1e29:1e30")) == 0
+    assert "none was completed" in capsys.readouterr().out
+    (row,) = json.loads((out / "sweep.json").read_text())["trials"]
+    assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)
+    assert not (out / "best.json").exists()
+    assert not list((out / "trials" / "0000").glob("*.safetensors"))
+
+
+class KilledError(BaseException):
+    """What is left of a SIGKILL when it comes to a thread of this process: nothing more is written."""
+
+
+class Mortal(JournalStorage):
+    """A journal whose process is killed before it writes one more than `left` lines."""
+
+    left = 10**9
+
+    def _write_log(self, op_code: int, extra_fields: dict[str, Any]) -> None:
+        if Mortal.left <= 0:
+            raise KilledError
+        Mortal.left -= 1
+        super()._write_log(op_code, extra_fields)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Trials take no time: their loss is made up. Returns the trials that were trained to their end."""
+    done: list[int] = []
+
+    def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+        watch.progress(STEPS, 0)
+        watch.validated(6, config.train.learning_rate)
+        done.append(int(folder.path.name))
+        return Standing(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
+
+    monkeypatch.setattr(worker.Worker, "_train", in_no_time)
+    monkeypatch.setattr(worker, "draw", lambda *_: None)
+    return done
+
+
+@pytest.fixture
+def mortal(trained: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    def open_mortal(url: str | None, journal: Path) -> Mortal:
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        return Mortal(open_storage(None, journal)._backend)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(worker, "open_storage", open_mortal)
+    yield trained
+    Mortal.left = 10**9
+
+
+def test_killed_between_any_two_writes(
+    mortal: list[int], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = ["--space", "train.learning_rate=1e-3:1e-2:log", "--grace", "0.01"]
+    whole = tmp_path / "whole"
+    assert main(flags(corpus, whole, "--trials", "3", *space)) == 0
+    writes = 10**9 - Mortal.left
+    expected = [row | {"attempts": 0} for row in json.loads((whole / "sweep.json").read_text())["trials"]]
+    assert writes > 15
+    seed = random.randrange(10**6)
+    print("seed", seed)  # shown when it fails
+    chance = random.Random(seed)
+    for first in range(1, writes):
+        mortal.clear()
+        out = tmp_path / f"killed-{first}"
+        for left in (first, chance.randrange(1, 20)):
+            Mortal.left = left
+            try:
+                main(flags(corpus, out, "--trials", "3", *space))
+            except KilledError:
+                continue
+        Mortal.left = 10**9
+        assert main(flags(corpus, out, "--trials", "3", *space)) == 0
+        each_done_once(trials_of(out), 3)
+        rows = json.loads((out / "sweep.json").read_text())["trials"]
+        # A retry takes a number, and with the number comes the seed: only what was never interrupted must be the same.
+        assert len(rows) == 3
+        assert [row["loss"] for row in rows] == [row["params"]["train.learning_rate"] for row in rows]
+        assert rows[0] | {"attempts": 0} == expected[0]
+
+
+def test_what_failed_and_was_queued_twice_is_done_once(mortal: list[int], corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    space = ["--space", "train.learning_rate=1e-3:1e-2:log"]
+    assert main(flags(corpus, out, "--trials", "1", *space)) == 0
+    study = optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log"))
+    for _ in range(2):  # two that failed and were left alone
+        trial = study.ask()
+        trial.suggest_float("train.learning_rate", 1e-3, 1e-2, log=True)
+        study.tell(trial, state=TrialState.FAIL)
+    failed, left_alone = study.trials[1:]
+    for _ in range(3):  # three workers that saw the same
+        study.enqueue_trial(*retry_of(failed))
+    mortal.clear()
+    assert main(flags(corpus, out, "--trials", "4", *space)) == 0
+    assert len(mortal) == 3
+    assert each_done_once(trials_of(out), 4)[:3] == [0, 1, 2]
+    rows = json.loads((out / "sweep.json").read_text())["trials"]
+    assert rows[1]["params"] == failed.params
+    assert rows[2]["params"] == left_alone.params
+
+
+def test_a_trial_that_kills_its_workers_is_given_up(
+    mortal: list[int], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, space = tmp_path / "sweep", ["--space", "train.learning_rate=1e-3:1e-2:log", "--grace", "0.01"]
+    in_no_time = worker.Worker._train
+
+    def deadly(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+        if folder.path.name == "0000":
+            Mortal.left = 0
+            raise KilledError
+        return in_no_time(self, config, folder, watch)
+
+    monkeypatch.setattr(worker.Worker, "_train", deadly)
+    for _ in range(worker.MOST_DEATHS):
+        with pytest.raises(KilledError):
+            main(flags(corpus, out, "--trials", "2", *space))
+        Mortal.left = 10**9
+    assert main(flags(corpus, out, "--trials", "2", *space)) == 0
+    rows = json.loads((out / "sweep.json").read_text())["trials"]
+    assert [row["state"] for row in rows] == ["pruned", "complete"]
+    assert rows[0]["reason"] == "given up: 3 workers died on it"
+    each_done_once(trials_of(out), 2)
+
+
+def test_fields_that_do_not_fit_together_are_pruned(mortal: list[int], corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    space = ["--space", "model.operator.width=16,17", "model.embedding_net=false,true"]
+    more = ["--trials", "12", "--model.no-embedding-net", "--no-prune"]
+    assert main(flags(corpus, out, *more, *space)) == 0
+    rows = json.loads((out / "sweep.json").read_text())["trials"]
+    wrong = [row for row in rows if row["params"] == {"model.operator.width": 17, "model.embedding_net": True}]
+    assert wrong
+    assert wrong == [row for row in rows if row["state"] == "pruned"]
+    assert "which must be even; got 17" in wrong[0]["reason"]
+
+
+def test_two_workers_propose_different_points(trained: list[int], corpus: Path, tmp_path: Path) -> None:
+    """Also when both know the same: the seed of a trial is its number's."""
+    out, space = tmp_path / "sweep", ["--space", "train.learning_rate=1e-3:1e-2:log"]
+    assert main(flags(corpus, out, "--trials", "6", *space)) == 0
+    again = tmp_path / "again"
+    assert main(flags(corpus, again, "--trials", "6", *space)) == 0
+    one, other = (json.loads((path / "sweep.json").read_text())["trials"] for path in (out, again))
+    assert one == other
+    assert len({row["params"]["train.learning_rate"] for row in one}) == 6
+
+
+def test_a_trial_declared_dead_is_left_to_others(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "sweep"
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+    original = TrialWatch.validated
+    taken: list[int] = []
+
+    def taken_over(self: TrialWatch, step: int, loss: float) -> None:
+        if not taken:
+            taken.append(step)
+            study = optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log"))
+            study.tell(0, state=TrialState.FAIL)
+            end = time.monotonic() + 10
+            while not self.heart.lost:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            return
+        original(self, step, loss)
+
+    monkeypatch.setattr(TrialWatch, "validated", taken_over)
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    assert "trial 0: another worker has taken it over" in capsys.readouterr().err
+    each_done_once(trials_of(out), 1)
+    assert steps_in(out, 0) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("kept", ["journal", "sqlite"])
+def test_two_workers_at_once(kept: str, corpus: Path, tmp_path: Path, own_trials: list[int]) -> None:
+    out = tmp_path / "sweep"
+    url = None if kept == "journal" else f"sqlite:///{tmp_path}/study.db"
+    more = ["--trials", "6", "--train.max-steps", "24", "--no-prune", *(["--storage", url] if url else [])]
+    process = start(corpus, out, *more)
+    wait_for_step(process, out, 0, 1)
+    assert main(flags(corpus, out, *more)) == 0
+    finish(process)
+    trials = trials_of(out, url)
+    origins = each_done_once(trials, 6)
+    assert not any(RETRY_OF in trial.user_attrs for trial in trials)
+    assert 0 < len(own_trials) < 6
+    for origin in origins:
+        assert steps_in(out, origin) == list(range(1, 25))
+    assert len(json.loads((out / "sweep.json").read_text())["trials"]) == 6
+
+
+@pytest.fixture
+def own_trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The trials that a worker in this process has begun or gone on with."""
+    return record_own_trials(monkeypatch)
+
+
+def test_many_workers_in_a_hurry(trained: list[int], corpus: Path, tmp_path: Path) -> None:
+    """Threads that all do what workers do, on trials that take no time: races at every turn."""
+    out, count = tmp_path / "sweep", 12
+    search = Search(
+        recipe=RECIPE,
+        config=override(recipe(RECIPE), {"data": to_dict(tiny_data(corpus))}),
+        space=parse_space(["train.learning_rate=1e-3:1e-2:log"], recipe(RECIPE)),
+        trials=count,
+        out=out,
+        study=RECIPE,
+        prune=False,
+    )
+    with ThreadPoolExecutor(4) as pool:
+        for record in pool.map(worker.work, [search] * 4):
+            assert len(record["trials"]) == count
+    origins = each_done_once(trials_of(out), count)
+    assert sorted(trained) == origins
+    assert sorted(row["trial"] for row in json.loads((out / "sweep.json").read_text())["trials"]) == origins
+
+
+def test_a_killed_worker_loses_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_trials: list[int]
+) -> None:
+    more = ["--trials", "2", "--train.max-steps", "48", "--no-prune"]
+    out = tmp_path / "killed"
+    process = start(corpus, out, *more)
+    wait_for_step(process, out, 1, 14)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    resumed = []
+    original = worker.resume
+
+    def recorded(path: Path, *rest: Any) -> Standing:
+        resumed.append(path.name)
+        return original(path, *rest)
+
+    monkeypatch.setattr(worker, "resume", recorded)
+    assert main(flags(corpus, out, *more, "--grace", "1e6")) == 0  # on this machine nobody waits for the grace period
+    assert resumed == ["0001"]
+    assert own_trials == [1]
+    each_done_once(trials_of(out), 2)
+    whole = tmp_path / "whole"
+    assert main(flags(corpus, whole, *more)) == 0
+    killed, expected = (json.loads((path / "sweep.json").read_text())["trials"] for path in (out, whole))
+    assert [row["attempts"] for row in killed] == [1, 2]
+    for trial in (0, 1):
+        assert killed[trial]["loss"] == expected[trial]["loss"]
+        assert measured(out / "trials" / f"000{trial}") == measured(whole / "trials" / f"000{trial}")
+    last = trials_of(out)[-1]
+    assert sorted(last.intermediate_values) == list(range(6, 49, 6))  # also those from before the kill
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_give_the_trial_back(
+    number: signal.Signals,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "sweep"
+    original = Trainer._step
+
+    def stopping(self: Trainer) -> None:
+        original(self)
+        if self.standing.step == 8:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stopping)
+        assert main(flags(corpus, out, "--trials", "1")) == 128 + number
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last == f"stopped by {number.name}; what was begun is saved. Go on with the same command"
+    failed, waiting = trials_of(out)
+    assert (failed.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
+    assert steps_in(out, 0)[-1] == 8
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    (row,) = json.loads((out / "sweep.json").read_text())["trials"]
+    assert (row["state"], row["attempts"], row["steps"]) == ("complete", 2, STEPS)
+    assert steps_in(out, 0) == list(range(1, STEPS + 1))
+    assert trials_of(out)[-1].user_attrs["deaths"] == 0
+
+
+def test_a_signal_while_waiting_for_others(
+    trained: list[int], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log")).ask()  # by someone far away
+    monkeypatch.setattr(worker.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert main(flags(corpus, out, "--trials", "2")) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_worker_that_cannot_go_on_gives_its_trial_back(
+    trained: list[int],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "sweep"
+
+    def no_room(*_: Any) -> Standing:
+        raise UserError("no room left to write; free some space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Worker, "_train", no_room)
+        assert "no room left to write" in refused(capsys, *flags(corpus, out, "--trials", "1"))
+    assert [trial.state for trial in trials_of(out)] == [TrialState.FAIL, TrialState.WAITING]
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    assert each_done_once(trials_of(out), 1) == [0]
+
+
+def test_a_database_that_goes_away_in_a_trial(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "sweep"
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise optuna.exceptions.StorageInternalError("the server went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialWatch, "validated", gone)
+        patch.setattr(optuna.Study, "tell", gone)
+        line = refused(capsys, *flags(corpus, out, "--trials", "1"))
+    assert "cannot be used (the server went away); check --storage and run the same again" in line
+    assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING]  # nobody could be told
+    assert main(flags(corpus, out, "--trials", "1", "--grace", "1e6")) == 0
+    (row,) = json.loads((out / "sweep.json").read_text())["trials"]
+    assert (row["state"], row["attempts"]) == ("complete", 2)
+    assert steps_in(out, 0) == list(range(1, STEPS + 1))
+    assert list((out / "workers").iterdir()) == []
+
+
+def test_a_line_that_a_kill_cut_off_is_removed(trained: list[int], corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    journal = out / "journal.log"
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":8,"worker_id":"gone","tri')
+    assert main(flags(corpus, out, "--trials", "2")) == 0
+    each_done_once(trials_of(out), 2)
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+
+
+def test_one_writes_to_a_journal_at_a_time(tmp_path: Path) -> None:
+    one, other = (_JournalLock(tmp_path / "journal.log") for _ in range(2))
+    order = []
+    one.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: (other.acquire(), order.append("other")))
+        time.sleep(0.05)
+        order.append("one")
+        one.release()
+        waiting.result()
+    other.release()
+    assert order == ["one", "other"]
+
+
+def test_one_uses_sqlite_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first look on: two must not see the same trial as free."""
+    monkeypatch.setattr(storage, "SQLITE_SECONDS", 0.01)
+    one, other = (open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path).engine for _ in range(2))  # type: ignore[attr-defined]
+    with one.begin() as looking:
+        looking.exec_driver_sql("SELECT * FROM trials")
+        with pytest.raises(OperationalError, match="locked"), other.begin():
+            pass
+    with other.begin():
+        pass
+
+
+def test_no_wait_leaves_the_trials_of_others(trained: list[int], corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    study = optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log"))
+    study.ask()  # by someone far away
+    assert main(flags(corpus, out, "--trials", "2", "--no-wait")) == 0
+    assert [row["state"] for row in json.loads((out / "sweep.json").read_text())["trials"]] == ["complete", "running"]
+    assert main(flags(corpus, out, "--trials", "2", "--grace", "0.1")) == 0
+    assert each_done_once(trials_of(out), 2) == [0, 1]
+
+
+def test_help_says_what_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sweep", "ptb-transformer-alibi", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "their weights and checkpoints are removed when they are over" in text
+    assert "--model.num-heads INT" in text
