@@ -44,7 +44,7 @@ imports: $(STAMP) ## the arrow of docs/architecture.md: who may import whom
 	$(BIN)/lint-imports
 
 docs: $(STAMP) ## the documentation site, in site/; whatever is not linked right is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 unit: $(STAMP) ## the tests alone
 	$(BIN)/pytest -n $(WORKERS)

@@ -1,6 +1,7 @@
 """How figures look, in one place. It knows lines and files, not what they show; matplotlib is an extra."""
 
 import contextlib
+import importlib.util
 import io
 import re
 import warnings
@@ -44,12 +45,14 @@ STYLE: Any = {
 }
 
 
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def require_matplotlib() -> None:
     """An error before any work, where figures could not be drawn after it."""
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError:
-        raise UserError("figures need matplotlib; install it with: pip install 'logdepth[report]'") from None
+    if not can_draw():
+        raise UserError("figures need matplotlib; install it with: pip install 'logdepth[report]'")
 
 
 @contextlib.contextmanager

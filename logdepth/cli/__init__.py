@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    lines = [f"  {verb:<12}{summary}" for verb, summary in VERBS.items()]
+    lines = [f"  {verb:<15}{summary}" for verb, summary in VERBS.items()]
     return "\n".join(
         [
             "usage: logdepth VERB [OPTIONS]        (logdepth VERB --help for its options)",
@@ -63,6 +63,6 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "To begin with: logdepth train pydocs-ar-grc",
+            "To begin with: logdepth reproduce pydocs, or logdepth train pydocs-ar-grc",
         ]
     )

@@ -10,12 +10,10 @@ import tyro
 
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
-from logdepth.drawing import require_matplotlib
+from logdepth.drawing import can_draw
 from logdepth.errors import UserError
-from logdepth.report import write_report
-from logdepth.report.content import tables
+from logdepth.report import write_report, write_tables
 from logdepth.reproduce import study_of, work_on
-from logdepth.results import read_results
 from logdepth.train import Interrupted
 
 
@@ -49,23 +47,27 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(ReproduceCommand, arguments, "reproduce")
     if command.budget is not None and not command.budget > 0:
         raise UserError(f"--budget must be above 0 minutes; got {command.budget}")
-    require_matplotlib()
     out = command.out or Path("studies") / command.corpus
     study = study_of(command.corpus, command.models, command.seeds, command.config)
+    if not can_draw():
+        print(f"without matplotlib there will be tables only; `logdepth report {out}` draws later", file=sys.stderr)
     try:
         finished = work_on(study, out, command.data_dir, command.budget)
     except Interrupted as stopped:
         print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
         return stopped.exit_code
-    results = read_results(out / "results")
-    report = write_report(out) if results.runs or results.timings else None
+    if not any((out / "results").glob("*.json")):
+        report, made = None, []
+    else:
+        made = write_tables(out)
+        report = write_report(out) if can_draw() else None
     if command.json:
         print_json({"study": str(out), "finished": finished, "report": None if report is None else str(report)})
         return 0
-    for table in tables(results)[:1]:
+    for table in made[:1]:
         print(table.title)
         print_table(table.heads, table.rows)
+        print(table.note)
     if report is not None:
-        print(f"tables and figures: {out}/tables, {out}/figures")
-        print(f"report: {report}")
+        print(f"report: {report}   (its tables and figures: {out}/tables, {out}/figures)")
     return 0

@@ -1,5 +1,5 @@
 """Tables, figures and a page, from result files alone."""
 
-from logdepth.report.write import write_report
+from logdepth.report.write import write_report, write_tables
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_tables"]

@@ -23,7 +23,7 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
     if runs:
         caption = "Test perplexity against context length; the line marks the length of training. Bands: seeds."
         found["perplexity-context"] = caption, _single(lambda axes: draw_contexts(axes, runs))
-        caption = "Test loss by position in a window: what a longer context gives, or takes."
+        caption = "Test loss by position in a window. All models read the same windows: what they share is the text's."
         found["position-loss"] = caption, _single(lambda axes: draw_positions(axes, runs))
     for timing in timings:
         name = "time-context" if len(timings) == 1 else f"time-context-{slug(device_of(timing))}"
@@ -35,8 +35,8 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
         figure, (left, right) = new_figure(9.6, 3.8, columns=2)
         draw_contexts(left, runs)
         draw_times(right, timings[0])
-        left.set_title(f"It extrapolates: {runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens")
-        right.set_title(f"Its cost is linear: time a token, {device_of(timings[0])}")
+        left.set_title(f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens")
+        right.set_title(f"forward pass, {device_of(timings[0])}")
         found["overview"] = "Perplexity and time a token against context length.", figure
     return found
 

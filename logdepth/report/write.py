@@ -8,25 +8,35 @@ from logdepth.errors import UserError
 from logdepth.report.content import tables
 from logdepth.report.figures import figures
 from logdepth.report.page import page
-from logdepth.report.table import FORMATS
-from logdepth.results import read_results
+from logdepth.report.table import FORMATS, Table
+from logdepth.results import Results, read_results
+
+
+def write_tables(folder: Path) -> list[Table]:
+    """Makes tables/ of a study's folder from its results/."""
+    made = tables(_results(folder))
+    for table in made:
+        for suffix, written in FORMATS.items():
+            _write(folder / "tables" / f"{table.name}.{suffix}", written(table))
+    return made
 
 
 def write_report(folder: Path) -> Path:
     """Makes tables/, figures/ and report.html of a study's folder from its results/; returns the page's path."""
     require_matplotlib()
-    results = read_results(folder / "results")
-    if not results.runs and not results.timings:
-        raise UserError(f"{folder / 'results'} holds no result files; make some with `logdepth reproduce`")
-    made = tables(results)
-    for table in made:
-        for suffix, written in FORMATS.items():
-            _write(folder / "tables" / f"{table.name}.{suffix}", written(table))
+    results, made = _results(folder), write_tables(folder)
     drawn = figures(results)
     for name, (_, figure) in drawn.items():
         save(figure, folder / "figures" / name)
     _write(folder / "report.html", page(results, made, drawn))
     return folder / "report.html"
+
+
+def _results(folder: Path) -> Results:
+    results = read_results(folder / "results")
+    if not results.runs and not results.timings:
+        raise UserError(f"{folder / 'results'} holds no result files; make some with `logdepth reproduce`")
+    return results
 
 
 def _write(path: Path, text: str) -> None:

@@ -31,7 +31,7 @@ from logdepth.timing import Timing, time_model
 from logdepth.train import Standing
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
-TIME_REPEATS, TIME_WARMUPS = 7, 2
+TIME_REPEATS, TIME_WARMUPS = 5, 2
 
 
 def measure_run(
