@@ -69,5 +69,5 @@ def test_every_file_is_in_the_trees() -> None:
             assert re.search(rf"\s{path.name}\s", tree), f"docs/architecture.md misses {path.relative_to(ROOT)}"
     for path in (ROOT / "logdepth").iterdir():
         name = f"{path.name}/" if path.is_dir() else path.name
-        if name not in ("__init__.py", "__main__.py", "__pycache__/"):
+        if name not in ("__init__.py", "__main__.py", "__pycache__/", "py.typed"):
             assert re.search(rf"\s{name}\s", readme), f"README.md misses logdepth/{name}"
