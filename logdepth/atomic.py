@@ -87,6 +87,20 @@ def _remove_abandoned(folder: Path) -> None:
                 os.close(lock)
 
 
+@contextlib.contextmanager
+def alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Only one process at a time in a folder; the lock goes with the process, however it ends."""
+    with readable_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        yield
+
+
 def write_json(path: Path, value: Any) -> None:
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

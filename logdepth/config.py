@@ -41,6 +41,14 @@ def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
         raise UserError(f"{where}: {error}") from None
 
 
+def flattened(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What `to_dict` gives, as dotted names to values."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 def _has_no_default(field: "dataclasses.Field[Any]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 

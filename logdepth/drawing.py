@@ -1,6 +1,7 @@
 """How figures look, in one place. It knows lines and files, not what they show; matplotlib is an extra."""
 
 import contextlib
+import html
 import importlib.util
 import io
 import re
@@ -81,13 +82,14 @@ def save(figure: "Figure", path: Path) -> None:
             partial.write_bytes(_drawn(figure, suffix, transparent=False))
 
 
-def as_svg(figure: "Figure", name: str) -> str:
+def as_svg(figure: "Figure", name: str, caption: str) -> str:
     """For a page: no background, ink in the colour of the text around it. `name` keeps its ids apart from others'."""
     drawn = _drawn(figure, "svg", transparent=True).decode()
     drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', drawn, count=1)
+    label = f'role="img" aria-label="{html.escape(caption)}"'
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, drawn, count=1)
 
 
 def _drawn(figure: "Figure", suffix: str, *, transparent: bool) -> bytes:

@@ -96,7 +96,13 @@ SETTINGS: dict[str, Setting] = {
 def rows_of(corpus: str) -> dict[str, ModelConfig]:
     """The models that are compared on a corpus, by the names that they have in tables."""
     size = SETTINGS.get(corpus, PTB).size
-    return {name: row for model in MODELS.values() for name, row in model.rows(size).items()}
+    rows: dict[str, ModelConfig] = {}
+    for model in MODELS.values():
+        for name, row in model.rows(size).items():
+            if name in rows:
+                raise ValueError(f"two models in MODELS have a row '{name}'")
+            rows[name] = row
+    return rows
 
 
 def _maker(corpus: str, model: ModelConfig) -> Callable[[], RunConfig]:

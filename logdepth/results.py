@@ -4,7 +4,9 @@ Every table and figure is made from them, so they hold all that may be asked lat
 All but `made` is the same whenever and however often interrupted a run is made on the same machine.
 """
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation
-from logdepth.runs import RunConfig
+from logdepth.runs import RunConfig, decisive
 from logdepth.timing import Timing, What
 
 VERSION = 1
@@ -158,6 +160,14 @@ class RunResult:
     samples: tuple[Sample, ...]
     made: Made
 
+    def __post_init__(self) -> None:
+        if not self.test:
+            raise ValueError("test must hold a measurement")
+        if missing := {"train", "valid", "test"} - self.data.splits.keys():
+            raise ValueError(f"data.splits has no {min(missing)}")
+        if "device" not in self.environment:
+            raise ValueError("environment has no device")
+
     def at(self, context: int) -> Measured | None:
         """What was measured at a context length."""
         return next((one for one in self.test if one.context == context), None)
@@ -187,6 +197,13 @@ class TimingResult:
     models: tuple[ModelTimings, ...]
     made: str
     """The command."""
+
+    def __post_init__(self) -> None:
+        contexts = {tuple(one.context for one in model.timings) for model in self.models}
+        if len(contexts) != 1 or contexts == {()}:
+            raise ValueError("models must hold timings of each model at the same lengths")
+        if "device" not in self.environment:
+            raise ValueError("environment has no device")
 
 
 class Results(NamedTuple):
@@ -223,32 +240,55 @@ def read_result(path: Path) -> RunResult | TimingResult:
 
 
 def read_results(folder: Path) -> Results:
-    """Every result file of a folder, runs in order of model and seed."""
-    runs, timings = [], []
-    for path in sorted(folder.glob("*.json")):
-        result = read_result(path)
-        if isinstance(result, RunResult):
-            runs.append(result)
-        else:
-            timings.append(result)
-    _refuse_other_text(runs, folder)
-    return Results(runs, timings)
+    """Every result file of a folder, by name; an error where they do not belong together."""
+    files = {path: read_result(path) for path in sorted(folder.glob("*.json"))}
+    runs = {path: result for path, result in files.items() if isinstance(result, RunResult)}
+    timings = {path: result for path, result in files.items() if isinstance(result, TimingResult)}
+    refuse_other_text({path.name: run.data for path, run in runs.items()}, folder)
+    _refuse_other_configs(runs)
+    corpora = {run.data.corpus for run in runs.values()} or {timing.corpus for timing in timings.values()}
+    for path, timing in timings.items():
+        if {timing.corpus} != corpora:
+            raise UserError(
+                f"{path} is of the corpus '{timing.corpus}', not '{min(corpora)}'; keep it in another folder"
+            )
+    return Results(list(runs.values()), list(timings.values()))
 
 
-def _refuse_other_text(runs: list[RunResult], folder: Path) -> None:
-    """Numbers from different texts or tokens must not stand in one table."""
-    for run in runs[1:]:
-        for what, mine, first in (
-            ("test text", run.data.splits["test"].sha256, runs[0].data.splits["test"].sha256),
-            ("training text", run.data.splits["train"].sha256, runs[0].data.splits["train"].sha256),
-            ("tokenizer", run.data.tokenizer_hash, runs[0].data.tokenizer_hash),
+def refuse_other_text(texts: Mapping[str, DataFacts], folder: Path) -> None:
+    """Numbers from different texts or tokens must not stand in one table. `texts`: whose they are → what they are."""
+    for (first_name, first), (name, data) in itertools.product(list(texts.items())[:1], texts.items()):
+        for what, mine, firsts in (
+            ("test text", data.splits["test"].sha256, first.splits["test"].sha256),
+            ("training text", data.splits["train"].sha256, first.splits["train"].sha256),
+            ("tokenizer", data.tokenizer_hash, first.tokenizer_hash),
         ):
-            if mine != first:
+            if mine != firsts:
                 raise UserError(
-                    f"{folder}: {_name(run)} has another {what} than {_name(runs[0])}; their numbers cannot stand in "
-                    "one table: keep them in two folders"
+                    f"{folder}: {name} has another {what} than {first_name}; their numbers cannot stand in one table: "
+                    "keep them in two folders"
                 )
 
 
-def _name(run: RunResult) -> str:
-    return f"{run.recipe}-{run.config.seed}.json"
+def _refuse_other_configs(runs: Mapping[Path, RunResult]) -> None:
+    """The seeds of a row are of one config, each there once: else their mean would mean nothing."""
+    firsts: dict[str, tuple[Path, RunResult]] = {}
+    seeds: dict[tuple[str, int], Path] = {}
+    for path, run in runs.items():
+        seed = run.config.seed
+        if (run.row, seed) in seeds:
+            raise UserError(f"{path} is of the same model and seed as {seeds[run.row, seed].name}; keep one of them")
+        seeds[run.row, seed] = path
+        first_path, first = firsts.setdefault(run.row, (path, run))
+        mine, theirs = decisive(run.config), decisive(first.config)
+        for name in sorted(mine.keys() | theirs.keys()):
+            if name != "seed" and mine.get(name) != theirs.get(name):
+                raise UserError(
+                    f"{path} was made with {name} {mine.get(name)!r}, {first_path.name} with {theirs.get(name)!r}; "
+                    "they are not seeds of one model: keep them in two folders"
+                )
+
+
+def slug(text: str) -> str:
+    """A text as part of a file's name."""
+    return "-".join("".join(sign if sign.isalnum() else " " for sign in text.lower()).split())

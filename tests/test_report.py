@@ -1,6 +1,7 @@
 """Tables and figures from result files."""
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_the_tables_of_a_study() -> None:
     found = {table.name: table for table in tables(Results(runs, [made_up_times(*ROWS)]))}
     assert list(found) == ["perplexity", "operators", "hyperparameters", "contexts", "times-cpu-2-threads"]
     assert found["perplexity"].texts()[0] == [
-        "AR-GRC", "1,234,567", "2", "22.00 ± 1.41", "900.00 ± 0.00", "1.2500 ± 0.0000", "14.34",
+        "AR-GRC", "3,516,672", "2", "22.00 ± 1.41", "900.00 ± 0.00", "1.2500 ± 0.0000", "14.34",
     ]  # fmt: skip
     assert [row[0] for row in found["operators"].rows] == ["GRC"]
     assert found["operators"].texts()[0][-1] == "14.34"
@@ -114,3 +115,22 @@ def test_parts_of_a_study_have_a_report(tmp_path: Path) -> None:
 def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no result files; make some with `logdepth reproduce`" in capsys.readouterr().err
+
+
+def test_what_cannot_be_averaged_is_infinite() -> None:
+    assert str(Spread.of([1.0, float("inf")])) == "inf"
+    table = Table(name="n", title="t", note="", heads=("x",), rows=((Spread.of([float("inf")]),),))
+    assert json.loads(as_json(table))["rows"] == [{"x": {"mean": None, "deviation": None}}]
+
+
+def test_two_machines_have_two_tables_and_figures(study: Path) -> None:
+    write_result(study / "results" / "timing-other.json", made_up_times(*ROWS))
+    write_report(study)
+    assert (study / "tables" / "times-cpu-2-threads-2.md").exists()
+    assert (study / "figures" / "time-context-2.svg").exists()
+
+
+def test_the_papers_numbers_stand_beside_its_recipes_alone() -> None:
+    run = made_up_run()
+    assert "14.34" not in str(tables(Results([dataclasses.replace(run, parameters=5)], []))[0].rows)
+    assert "14.34" in str(tables(Results([run], []))[0].rows)

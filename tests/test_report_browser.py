@@ -68,10 +68,8 @@ def test_it_renders(browser: Any, report: Path, scheme: str, width: int) -> None
         assert box["height"] > 120
     ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
     assert (_brightness(ink) > _brightness(paper)) == (scheme == "dark")
-    axis = page.evaluate(
-        "getComputedStyle(document.querySelector('figure svg [id$=\"text_1\"] use, figure svg')).color"
-    )
-    assert axis == ink, "figures are drawn in the colour of the text"
+    label = "document.querySelector('figure svg [id$=\"-text_1\"] g')"
+    assert page.evaluate(f"getComputedStyle({label}).fill") == ink, "labels of figures are in the colour of the text"
     assert page.locator("#table-perplexity tbody tr").count() == len(ROWS)
     page.locator("details summary").first.click()
     assert '"corpus": "ptb"' in page.locator("details pre").first.inner_text()

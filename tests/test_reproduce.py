@@ -1,5 +1,6 @@
 """Studies: all runs, once each; what was stopped goes on; what does not fit is refused before work starts."""
 
+import dataclasses
 import json
 import os
 import random
@@ -13,10 +14,15 @@ from typing import Any
 
 import pytest
 
+from logdepth.atomic import alone
 from logdepth.cli import main
+from logdepth.config import to_dict
 from logdepth.recipes import RECIPES, rows_of
 from logdepth.reproduce import study_of, work
 from logdepth.results import read_results
+from logdepth.runs import RunFolder
+from logdepth.train import train
+from tests.tiny_corpus import VOCAB, write_corpus
 from tests.tiny_study import CONTEXTS, TIME_TOKENS, TRAINING, override_files
 
 MODELS = ("ar-grc", "transformer-alibi")
@@ -53,7 +59,7 @@ def test_all_models_and_seeds(flags: list[str], tmp_path: Path, capsys: pytest.C
     out = tmp_path / "study"
     assert main(["reproduce", "text", *flags, "--seeds", "0", "3", "--out", str(out), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer == {"study": str(out), "finished": True, "report": str(out / "report.html")}
+    assert answer == {"study": str(out), "finished": True, "failed": [], "report": str(out / "report.html")}
     results = read_results(out / "results")
     assert {(run.row, run.config.seed) for run in results.runs} == {
         (row, seed) for row in rows_of("text") for seed in (0, 3)
@@ -94,21 +100,10 @@ def test_a_budget_stops_and_the_same_command_goes_on(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def study(out: Path, *more: str) -> bool:
-        arguments = [
-            "reproduce",
-            "text",
-            *flags,
-            "--models",
-            *MODELS,
-            "--seeds",
-            "1",
-            "--out",
-            str(out),
-            "--json",
-            *more,
-        ]
-        assert main(arguments) == 0
+        part = ["--models", *MODELS, "--seeds", "1", "--out", str(out), "--json"]
+        code = main(["reproduce", "text", *flags, *part, *more])
         finished: bool = json.loads(capsys.readouterr().out)["finished"]
+        assert code == (0 if finished else 3)
         return finished
 
     assert study(tmp_path / "whole")
@@ -156,20 +151,124 @@ def test_what_does_not_fit_is_refused(
     assert f"{result} is not readable JSON" in error_of(capsys, *part)
 
 
+def test_overrides_cannot_make_a_row_another(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    for change, says in (
+        ({"config": to_dict(RECIPES["text-ar-grc"]())}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
+        ({"model": to_dict(RECIPES["text-ar-grc"]())["model"]}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
+        ({"recipe": "text-ar-grc", "config": {"data": {"corpus": "ptb"}}}, "data.corpus of 'ar-grc' 'ptb'"),
+        ({"recipe": "text-transformer-alibi", "config": {"model": {"positions": "sinusoidal"}}}, "model.positions of"),
+        ({"seed": 4}, "seed of 'ar-grc' 4, not 0"),
+    ):
+        file.write_text(json.dumps(change))
+        assert says in error_of(capsys, "text", *flags, str(file), "--out", str(tmp_path / "study"))
+
+
+def test_a_run_is_measured_on_the_text_that_it_was_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the first run, and the text changed before it goes on: the second run would have another text."""
+    text, out = write_corpus(tmp_path / "text"), tmp_path / "study"
+    part = [*override_files(tmp_path, text), "--models", *MODELS, "--seeds", "0", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        asked = iter([False] * 8 + [True] * 100)
+        patch.setattr(work._Work, "_is_spent", lambda _: next(asked))
+        assert main(["reproduce", "text", *part]) == 3
+    capsys.readouterr()
+    with (text / "train.txt").open("a") as file:
+        file.write("one more line .\n")
+    line = error_of(capsys, "text", *part)
+    assert "transformer-alibi seed 0 has another training text than ar-grc seed 0" in line
+    assert not (out / "results").exists()
+    assert main(["reproduce", "text", *part, "--models", "ar-grc"]) == 0
+    result = read_results(out / "results").runs[0]
+    assert result.data.store == RunFolder(out / "runs" / "ar-grc-0").store_key()
+
+
+def test_runs_that_start_from_another_have_its_tokens(corpus: Path, flags: list[str], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    config = study_of("text", overrides=[Path(one) for one in flags[1:]]).rows["ar-grc"]
+    other = dataclasses.replace(config.data, tokenizer=dataclasses.replace(config.data.tokenizer, vocab_size=VOCAB - 8))
+    train(dataclasses.replace(config, data=other), first)
+    file = tmp_path / "from.json"
+    file.write_text(json.dumps({"train": {"init_from": os.path.relpath(first)}}))
+    part = ["text", *flags, str(file), "--models", "ar-grc", "--seeds", "0", "--out", str(tmp_path / "study")]
+    assert main(["reproduce", *part]) == 0
+    result = read_results(tmp_path / "study" / "results").runs[0]
+    assert result.data.store == RunFolder(tmp_path / "study" / "runs" / "ar-grc-0").store_key()
+    assert result.main.loss < result.valid_loss + 0.5
+    assert main(["reproduce", *part]) == 0, "a relative path is the same path"
+
+
+def test_other_vocabularies_are_refused_before_training(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "other.json", tmp_path / "study"
+    change = {"data": {"tokenizer": {"vocab_size": VOCAB - 8}}}
+    file.write_text(json.dumps({"recipe": "text-transformer-alibi", "config": change}))
+    line = error_of(capsys, "text", *flags, str(file), "--models", *MODELS, "--seeds", "0", "--out", str(out))
+    assert "transformer-alibi seed 0 has another tokenizer than ar-grc seed 0" in line
+    assert not out.exists()
+
+
+def test_models_are_timed_together(flags: list[str], tmp_path: Path) -> None:
+    def timed() -> list[str]:
+        (only,) = read_results(tmp_path / "results").timings
+        return [model.row for model in only.models]
+
+    part = ["reproduce", "text", *flags, "--seeds", "0", "--out", str(tmp_path)]
+    assert main([*part, "--models", MODELS[1]]) == 0
+    assert timed() == [MODELS[1]]
+    assert main([*part, "--models", MODELS[0]]) == 0
+    assert timed() == list(MODELS)
+    (file,) = (tmp_path / "results").glob("timing-*.json")
+    before = file.stat().st_mtime_ns
+    assert main([*part, "--models", MODELS[1]]) == 0
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_run_that_diverges_does_not_keep_the_others(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "wild.json", tmp_path / "study"
+    wild = {"recipe": "text-ar-grc", "config": {"train": {"learning_rate": 1e30, "warmup_steps": 0}}}
+    file.write_text(json.dumps(wild))
+    part = ["text", *flags, str(file), "--models", *MODELS, "--seeds", "0", "--out", str(out), "--json"]
+    assert main(["reproduce", *part]) == 3
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert not answer["finished"]
+    assert "ar-grc seed 0: at step" in answer["failed"][0]
+    assert "not trained: ar-grc seed 0" in said.err
+    assert [run.row for run in read_results(out / "results").runs] == [MODELS[1]]
+
+
+def test_two_processes_do_not_work_on_one_study(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with alone(tmp_path, "taken"):
+        part = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--out", str(tmp_path)]
+        assert f"another process works on {tmp_path}" in error_of(capsys, *part)
+
+
 def test_the_default_study_of_every_corpus() -> None:
     for corpus in ("pydocs", "ptb", "wikitext2", "webmix", "openwebtext2"):
         study = study_of(corpus)
-        assert [study.recipe(row) for row in study.configs] == [
+        assert [study.recipe(row) for row in study.models] == [
             name for name in RECIPES if name.startswith(f"{corpus}-")
         ]
         assert study.seeds == ((0,) if corpus == "pydocs" else (0, 1, 2))
-        assert {config.train.context for config in study.configs.values()} <= set(study.contexts)
+        assert {config.train.context for config in study.rows.values()} <= set(study.contexts)
 
 
 KILLED = f"""
 import sys
 import logdepth.reproduce.study as study
+from logdepth.atomic import alone
 from logdepth.cli import main
+from logdepth.config import to_dict
 study.PAPER_CONTEXTS, study.TIME_TOKENS = {CONTEXTS}, {TIME_TOKENS}
 sys.exit(main(sys.argv[1:]))
 """

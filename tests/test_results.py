@@ -34,6 +34,9 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
         (lambda saved: saved.update(extra=1), "unknown field 'extra'"),
         (lambda saved: saved["test"][1].pop("nats"), "test[1]: the field 'nats'"),
         (lambda saved: saved["config"].update(seed=-1), "seed must be from 0"),
+        (lambda saved: saved.update(test=[]), "test must hold a measurement"),
+        (lambda saved: saved.update(environment={}), "environment has no device"),
+        (lambda saved: saved["data"]["splits"].pop("valid"), "data.splits has no valid"),
         (lambda saved: saved["data"]["splits"]["test"].update(bytes=None), "data.splits.test.bytes: expected int"),
     ],
 )
@@ -70,4 +73,37 @@ def test_numbers_of_other_texts_do_not_meet_in_a_table(what: str, tmp_path: Path
     write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
     write_result(tmp_path / "ptb-ar-grc-1.json", dataclasses.replace(other, data=data))
     with pytest.raises(UserError, match=rf"ptb-ar-grc-1\.json has another {what} than ptb-ar-grc-0\.json"):
+        read_results(tmp_path)
+
+
+def test_a_mean_is_over_seeds_of_one_config(tmp_path: Path) -> None:
+    first = made_up_run()
+    write_result(tmp_path / "ptb-ar-grc-0.json", first)
+    write_result(tmp_path / "copy.json", first)
+    with pytest.raises(UserError, match=r"ptb-ar-grc-0\.json is of the same model and seed as copy\.json"):
+        read_results(tmp_path)
+    (tmp_path / "copy.json").unlink()
+    other = made_up_run(seed=1)
+    train = dataclasses.replace(other.config.train, learning_rate=0.5)
+    other = dataclasses.replace(other, config=dataclasses.replace(other.config, train=train))
+    write_result(tmp_path / "ptb-ar-grc-1.json", other)
+    with pytest.raises(UserError, match=r"ptb-ar-grc-1\.json was made with train\.learning_rate 0\.5"):
+        read_results(tmp_path)
+
+
+def test_machines_may_differ(tmp_path: Path) -> None:
+    write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
+    other = made_up_run(seed=1)
+    train = dataclasses.replace(other.config.train, device="cpu", threads=3)
+    write_result(
+        tmp_path / "ptb-ar-grc-1.json",
+        dataclasses.replace(other, config=dataclasses.replace(other.config, train=train)),
+    )
+    assert len(read_results(tmp_path).runs) == 2
+
+
+def test_times_of_another_corpus_are_refused(tmp_path: Path) -> None:
+    write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
+    write_result(tmp_path / "timing-a.json", dataclasses.replace(made_up_times("ar-grc"), corpus="wikitext2"))
+    with pytest.raises(UserError, match=r"timing-a\.json is of the corpus 'wikitext2', not 'ptb'"):
         read_results(tmp_path)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from logdepth.recipes import RECIPES, rows_of
+from logdepth.recipes import RECIPES, parameters_of, rows_of
 from logdepth.results import (
     CurvePoint,
     DataFacts,
@@ -66,7 +66,7 @@ def made_up_run(row: str = "ar-grc", seed: int = 0, perplexity: float = 20.0) ->
         recipe=f"ptb-{row}",
         row=row,
         config=config,
-        parameters=1_234_567,
+        parameters=parameters_of(config),
         data=DataFacts(
             corpus="ptb",
             store="ptb-1500-0",

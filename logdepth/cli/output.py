@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from logdepth.report.table import shown
+
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
@@ -11,7 +13,7 @@ def print_json(value: Any) -> None:
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Columns wide enough for what is in them: words to the left, numbers to the right."""
-    cells = [[_shown(cell) for cell in row] for row in rows]
+    cells = [[shown(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
     numeric = [all(not isinstance(row[column], str) for row in rows) for column in range(len(heads))]
     for line in [list(heads), *cells]:
@@ -20,11 +22,3 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             for cell, width, number in zip(line, widths, numeric, strict=True)
         ]
         print("  ".join(padded).rstrip())
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return "–"
-    if isinstance(cell, float):
-        return f"{cell:,.4g}" if abs(cell) < 1 else f"{cell:,.2f}"
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)

@@ -16,6 +16,9 @@ from logdepth.report import write_report, write_tables
 from logdepth.reproduce import study_of, work_on
 from logdepth.train import Interrupted
 
+NOT_FINISHED = 3
+"""Exit code where something is left to do, or could not be done."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceCommand:
@@ -32,7 +35,7 @@ class ReproduceCommand:
     seeds: tuple[int, ...] = ()
     """By default 0 for pydocs, 0 1 2 for the others."""
     budget: float | None = None
-    """Minutes after which to save and stop; the same command goes on."""
+    """Minutes after which to save and stop, with exit code 3; the same command goes on."""
     config: tuple[Path, ...] = ()
     """JSON files with fields to change, of one recipe as a sweep's best.json, or of all."""
     out: Path | None = None
@@ -40,7 +43,7 @@ class ReproduceCommand:
     data_dir: Path | None = None
     """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
     json: Switch = False
-    """Print the results as JSON."""
+    """Print where the results are, and whether all is done, as JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,22 +55,22 @@ def run(arguments: Sequence[str]) -> int:
     if not can_draw():
         print(f"without matplotlib there will be tables only; `logdepth report {out}` draws later", file=sys.stderr)
     try:
-        finished = work_on(study, out, command.data_dir, command.budget)
+        finished, failed = work_on(study, out, command.data_dir, command.budget)
     except Interrupted as stopped:
         print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
         return stopped.exit_code
-    if not any((out / "results").glob("*.json")):
-        report, made = None, []
-    else:
-        made = write_tables(out)
-        report = write_report(out) if can_draw() else None
+    made = write_tables(out) if any((out / "results").glob("*.json")) else []
+    report = write_report(out) if made and can_draw() else None
     if command.json:
-        print_json({"study": str(out), "finished": finished, "report": None if report is None else str(report)})
-        return 0
-    for table in made[:1]:
-        print(table.title)
-        print_table(table.heads, table.rows)
-        print(table.note)
-    if report is not None:
-        print(f"report: {report}   (its tables and figures: {out}/tables, {out}/figures)")
-    return 0
+        answer = {"study": str(out), "finished": finished, "failed": failed}
+        print_json(answer | {"report": None if report is None else str(report)})
+    else:
+        for table in made[:1]:
+            print(table.title)
+            print_table(table.heads, table.rows)
+            print(table.note)
+        if report is not None:
+            print(f"report: {report}   (its tables and figures: {out}/tables, {out}/figures)")
+    for line in failed:
+        print(f"not trained: {line}", file=sys.stderr)
+    return 0 if finished else NOT_FINISHED

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from logdepth.config import flattened, to_dict
 from logdepth.evaluate import perplexity
 from logdepth.models import ScanLMConfig, TransformerConfig
-from logdepth.recipes import rows_of
+from logdepth.recipes import RECIPES, parameters_of, recipe, rows_of
 from logdepth.report.paper import PERPLEXITY
 from logdepth.report.table import Cell, Spread, Table
-from logdepth.results import Results, RunResult, TimingResult
+from logdepth.results import Results, RunResult, TimingResult, slug
 
 SHAPES_NOT_RANKING = (
     "Small models, trained for minutes: this shows the shapes of the curves, not a ranking of the models."
@@ -37,7 +38,7 @@ def tables(results: Results) -> list[Table]:
     if results.runs:
         found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
         found += [_contexts(results.runs)]
-    found += [_times(timing) for timing in results.timings]
+    found += [_times(timing, number) for number, timing in enumerate(results.timings)]
     return [table for table in found if table.rows]
 
 
@@ -50,6 +51,10 @@ def caveat(runs: Sequence[RunResult]) -> str:
         f"Test split: {test.tokens:,} tokens, {test.words + test.line_ends:,} words with line ends, {test.bytes:,} "
         f"bytes; vocabulary {data.vocab_size:,}. Perplexity a token depends on the tokenizer; words and bytes do not."
     )
+    if data.corpus == "ptb":
+        words.append(
+            "The paper's vocabulary on PTB is not certain, 1k or 1.5k: its 14.34 is 1.316 or 1.202 bits per byte."
+        )
     if data.corpus == "wikitext2":
         words.append("The text is the .tokens edition: not comparable with the paper's, which is the raw one.")
     if test.unknown:
@@ -60,7 +65,7 @@ def caveat(runs: Sequence[RunResult]) -> str:
 
 
 def _perplexity(runs: Sequence[RunResult]) -> Table:
-    paper = PERPLEXITY.get(runs[0].data.corpus, {})
+    paper = _paper(runs)
     rows: list[tuple[Cell, ...]] = []
     for row, seeds in by_row(runs).items():
         main = [run.main for run in seeds]
@@ -85,7 +90,7 @@ def _perplexity(runs: Sequence[RunResult]) -> Table:
 
 
 def _operators(runs: Sequence[RunResult]) -> Table:
-    paper = PERPLEXITY.get(runs[0].data.corpus, {})
+    paper = _paper(runs)
     rows = []
     for row, seeds in by_row(runs).items():
         model = seeds[0].config.model
@@ -104,7 +109,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="operators",
         title="Operators of the scan model",
-        note=f"{_spread_note(runs)}The same model around each operator.",
+        note=f"{_spread_note(runs)}The scan model with each operator; see the hyperparameters for what else differs.",
         heads=(*heads, "paper, a token") if paper else heads,
         rows=tuple(rows),
     )
@@ -171,7 +176,7 @@ def _contexts(runs: Sequence[RunResult]) -> Table:
     )
 
 
-def _times(result: TimingResult) -> Table:
+def _times(result: TimingResult, number: int) -> Table:
     rows = []
     for place, first in enumerate(result.models[0].timings):
         microseconds = (1e6 / model.timings[place].tokens_per_second for model in result.models)
@@ -181,10 +186,11 @@ def _times(result: TimingResult) -> Table:
         f"{title_of(model.row)}: {model.timings[0].attention}" for model in result.models if model.timings[0].attention
     ]
     return Table(
-        name=f"times-{slug(device)}",
+        name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
         title=f"Microseconds a token by context length, {result.what} pass on {device}",
         note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
-        f"sitting, torch {result.environment.get('torch')}, eager. Attention: {'; '.join(attention) or 'none'}.",
+        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, operators and layers not "
+        f"compiled. Attention: {'; '.join(attention) or 'none'}.",
         heads=("context", "batch", *(title_of(model.row) for model in result.models)),
         rows=tuple(rows),
     )
@@ -196,25 +202,34 @@ def device_of(result: TimingResult) -> str:
     return f"CPU ({threads} thread{'' if threads == 1 else 's'})" if name == "cpu" else name
 
 
-def slug(text: str) -> str:
-    """A text as part of a file's name."""
-    return "-".join("".join(sign if sign.isalnum() else " " for sign in text.lower()).split())
-
-
 def _shape(run: RunResult) -> str:
     model = run.config.model
     if isinstance(model, ScanLMConfig):
-        nets = "both nets" if model.embedding_net and model.post_merge != "none" else "no nets"
-        return f"E {model.embed_width}, D {model.width}, depth {model.depth}, {nets}"
+        nets = [f"post-merge net ({model.post_merge})"] * (model.post_merge != "none")
+        nets = ["embedding net"] * model.embedding_net + nets
+        return ", ".join([f"E {model.embed_width}", f"D {model.width}", f"depth {model.depth}", *nets])
     if isinstance(model, TransformerConfig):
         return f"{model.num_layers} × {model.embed_width}, {model.num_heads} heads"
     return type(model).__name__.removesuffix("Config")
 
 
 def _dropout(run: RunResult) -> str:
-    model = run.config.model
-    rate = model.leaf_dropout if isinstance(model, ScanLMConfig) else getattr(model, "dropout", 0.0)
-    return f"{rate:g}"
+    """Every rate of the model, where they differ."""
+    fields = flattened(to_dict(run.config))
+    rates = {value for name, value in fields.items() if name.startswith("model.") and name.endswith("dropout")}
+    return ", ".join(f"{rate:g}" for rate in sorted(rates)) or "–"
+
+
+def _paper(runs: Sequence[RunResult]) -> dict[str, str]:
+    """The paper's numbers, where the runs are its recipes: beside other sizes or vocabularies they would mislead."""
+    numbers = PERPLEXITY.get(runs[0].data.corpus, {})
+    for run in runs:
+        if run.recipe in RECIPES:
+            meant = recipe(run.recipe)
+            same = (parameters_of(meant), meant.data, meant.train.context)
+            if (run.parameters, run.config.data, run.config.train.context) != same:
+                return {}
+    return numbers
 
 
 def _spread_note(runs: Sequence[RunResult]) -> str:

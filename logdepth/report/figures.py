@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
-from logdepth.report.content import by_row, device_of, slug, title_of
+from logdepth.report.content import by_row, device_of, title_of
 from logdepth.results import Results, RunResult, TimingResult
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
         found["perplexity-context"] = caption, _single(lambda axes: draw_contexts(axes, runs))
         caption = "Test loss by position in a window. All models read the same windows: what they share is the text's."
         found["position-loss"] = caption, _single(lambda axes: draw_positions(axes, runs))
-    for timing in timings:
-        name = "time-context" if len(timings) == 1 else f"time-context-{slug(device_of(timing))}"
+    for number, timing in enumerate(timings):
+        name = "time-context" + (f"-{number + 1}" if number else "")
         caption = f"Time a token against context length, forward pass on {device_of(timing)}. Bands: quartiles."
         found[name] = caption, _single(lambda axes, timing=timing: draw_times(axes, timing))  # type: ignore[misc]
     if runs:

@@ -27,7 +27,7 @@ def page(results: Results, tables: Sequence[Table], figures: "Mapping[str, tuple
         caveat=caveat(runs) if runs else "",
         tables=tables,
         figures=[
-            {"name": name, "caption": caption, "svg": as_svg(figure, name)}
+            {"name": name, "caption": caption, "svg": as_svg(figure, name, caption)}
             for name, (caption, figure) in figures.items()
             if name != "overview"  # the first two figures, once more
         ],

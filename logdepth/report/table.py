@@ -3,13 +3,22 @@
 import csv
 import io
 import json
+import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-LATEX_SIGNS = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "±": r"$\pm$", "×": r"$\times$", "–": "--"}
+LATEX_SIGNS = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    **{sign: rf"\{sign}" for sign in "%_&#${}"},
+}
 
 
 class Spread(NamedTuple):
@@ -21,6 +30,8 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float], digits: int = 2) -> "Spread":
+        if not all(map(math.isfinite, values)):
+            return cls(math.inf, None, digits)
         return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
     def __str__(self) -> str:
@@ -53,7 +64,7 @@ def shown(cell: Cell) -> str:
     if cell is None:
         return "–"
     if isinstance(cell, float):
-        return f"{cell:,.4g}" if abs(cell) < 10 else f"{cell:,.2f}"
+        return f"{cell:,.4g}" if abs(cell) < 1 else f"{cell:,.2f}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
@@ -110,8 +121,7 @@ FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv, "json": as_json}
 
 
 def _latex(text: str) -> str:
-    text = text.replace("\\", r"\textbackslash ")
-    return re.sub("[%_&#$±×–]", lambda sign: LATEX_SIGNS[sign[0]], text)
+    return re.sub(r"[\\^~±×–%_&#${}]", lambda sign: LATEX_SIGNS[sign[0]], text)
 
 
 def _numbers(cell: Cell) -> list[Any]:
@@ -119,4 +129,6 @@ def _numbers(cell: Cell) -> list[Any]:
 
 
 def _plain(cell: Cell) -> Any:
-    return {"mean": cell.mean, "deviation": cell.deviation} if isinstance(cell, Spread) else cell
+    if isinstance(cell, Spread):
+        return {"mean": cell.mean if math.isfinite(cell.mean) else None, "deviation": cell.deviation}
+    return cell

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from logdepth.data import CORPORA, Prepared
-from logdepth.evaluate import evaluate
+from logdepth.data.cache import key_of
+from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
 from logdepth.models import num_parameters
 from logdepth.reproduce.study import Study
@@ -24,14 +25,17 @@ from logdepth.results import (
     RunResult,
     Sample,
     TimingResult,
+    slug,
 )
 from logdepth.runs import LoadedRun, RunFolder
 from logdepth.runs.environment import environment
 from logdepth.timing import Timing, time_model
-from logdepth.train import Standing
+from logdepth.train import Standing, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 2
+CPU_LOGITS = 2**28
+"""In a batch that is timed on a CPU: with a large vocabulary, fewer tokens."""
 
 
 def measure_run(
@@ -45,19 +49,9 @@ def measure_run(
 ) -> RunResult:
     """Evaluates the best weights at all lengths and lets them write; `on_progress` is told the share done."""
     loaded = folder.load("best", device)
-    train = loaded.config.train
-    evaluations = []
-    for number, context in enumerate(study.contexts):
-        evaluations.append(
-            evaluate(
-                loaded.model,
-                prepared.stores["test"],
-                context=context,
-                precision=train.precision,
-                reset_at_documents=train.reset_at_documents,
-                on_progress=lambda _, number=number: on_progress(number / len(study.contexts)),  # type: ignore[misc]
-            )
-        )
+    with repeatable(device, loaded.config.train.deterministic):
+        evaluations = _evaluations(study, loaded, prepared, on_progress)
+        samples = _samples(loaded, study.prompt)
     assert standing.best_step is not None
     assert standing.finished is not None
     metrics = folder.read_metrics()
@@ -77,7 +71,7 @@ def measure_run(
         positions=PositionLoss.of(evaluations[-1]),
         train_curve=_curve(metrics, "train", "loss"),
         valid_curve=_curve(metrics, "valid", "valid_loss"),
-        samples=_samples(loaded, study.prompt),
+        samples=samples,
         made=Made(
             command=command(),
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -88,22 +82,25 @@ def measure_run(
 
 
 def measure_times(
-    study: Study, device: torch.device, vocab_size: int, on_progress: Callable[[float], None]
+    study: Study, rows: Sequence[str], device: torch.device, on_progress: Callable[[float], None]
 ) -> TimingResult:
     """Every model at every length, in turn, so that what slows the machine for a while slows them all."""
-    models = {row: config.model.build(vocab_size).to(device) for row, config in study.configs.items()}
-    precision = next(iter(study.configs.values())).train.precision
+    configs = [study.rows[row] for row in rows]
+    vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
+    models = [config.model.build(vocab_size).to(device) for config in configs]
+    precision = configs[0].train.precision
+    tokens = study.time_tokens if device.type == "cuda" else min(study.time_tokens, CPU_LOGITS // vocab_size)
     in_turn = zip(
         *(
             time_model(
                 model,
                 study.time_contexts,
-                batch_tokens=study.time_tokens,
+                batch_tokens=tokens,
                 precision=precision,
                 repeats=TIME_REPEATS,
                 warmups=TIME_WARMUPS,
             )
-            for model in models.values()
+            for model in models
         ),
         strict=True,
     )
@@ -123,15 +120,44 @@ def measure_times(
                 parameters=num_parameters(model),
                 timings=tuple(timings[place] for timings in found),
             )
-            for place, (row, model) in enumerate(models.items())
+            for place, (row, model) in enumerate(zip(rows, models, strict=True))
         ),
         made=command(),
     )
 
 
+def name_of_machine(device: torch.device) -> str:
+    """Part of a file's name: the device, and a hash of what else decides how fast it is."""
+    facts = environment(device)
+    decides = [facts[name] for name in ("platform", "processor", "cores", "threads", "device", "torch", "cuda")]
+    return f"{slug(str(facts['device']))}-{key_of(decides)[:6]}"
+
+
 def command() -> str:
     """What was typed, as it can be typed again."""
     return shlex.join(["logdepth", *sys.argv[1:]])
+
+
+def _evaluations(
+    study: Study, loaded: LoadedRun, prepared: Prepared, on_progress: Callable[[float], None]
+) -> list[Evaluation]:
+    train, test = loaded.config.train, prepared.stores["test"]
+    found = []
+    for number, context in enumerate(study.contexts):
+        done = number / len(study.contexts)
+        found.append(
+            evaluate(
+                loaded.model,
+                test,
+                context=context,
+                precision=train.precision,
+                reset_at_documents=train.reset_at_documents,
+                on_progress=lambda tokens, done=done: on_progress(  # type: ignore[misc]
+                    done + tokens / len(test) / len(study.contexts)
+                ),
+            )
+        )
+    return found
 
 
 def _samples(loaded: LoadedRun, prompt: str) -> tuple[Sample, ...]:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from logdepth.atomic import read_json
-from logdepth.config import override
+from logdepth.config import flattened, override, to_dict
 from logdepth.data import CORPORA
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.recipes import recipe, rows_of
 from logdepth.runs import RunConfig
+from logdepth.train import with_whole_paths
 
 SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
 SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -24,8 +25,10 @@ class Study:
     """The paper's experiment on one corpus."""
 
     corpus: str
-    configs: Mapping[str, RunConfig]
-    """Row of the tables → config, of seed 0."""
+    rows: Mapping[str, RunConfig]
+    """Row of the tables → config, of seed 0: all that the corpus has."""
+    models: tuple[str, ...]
+    """The rows that are asked for."""
     seeds: tuple[int, ...]
     contexts: tuple[int, ...]
     """Where perplexity is measured; at the longest also by position."""
@@ -37,7 +40,7 @@ class Study:
 
     def runs(self) -> list[tuple[str, RunConfig]]:
         """All runs, seed by seed, so that an unfinished study has something of every model."""
-        return [(row, replace(config, seed=seed)) for seed in self.seeds for row, config in self.configs.items()]
+        return [(row, replace(self.rows[row], seed=seed)) for seed in self.seeds for row in self.models]
 
     def recipe(self, row: str) -> str:
         return f"{self.corpus}-{row}"
@@ -49,19 +52,19 @@ def study_of(
     """The study of a corpus: all its models and seeds, or some of them; override files change configs."""
     if corpus not in CORPORA:
         raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
-    rows = list(rows_of(corpus))
+    rows = {row: recipe(f"{corpus}-{row}") for row in rows_of(corpus)}
     for model in models:
         if model not in rows:
             raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
-    configs = _overridden(corpus, {row: recipe(f"{corpus}-{row}") for row in rows}, overrides)
-    configs = {row: config for row, config in configs.items() if not models or row in models}
+    rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, overrides).items()}
     small = corpus == "pydocs"
-    trained_at = {config.train.context for config in configs.values()}
+    trained_at = {config.train.context for config in rows.values()}
     return Study(
         corpus=corpus,
-        configs=configs,
+        rows=rows,
+        models=tuple(row for row in rows if not models or row in models),
         seeds=tuple(seeds) or ((0,) if small else (0, 1, 2)),
         contexts=tuple(sorted({*(SMALL_CONTEXTS if small else PAPER_CONTEXTS), *trained_at})),
         time_contexts=SMALL_TIMES if small else PAPER_CONTEXTS,
@@ -70,15 +73,28 @@ def study_of(
     )
 
 
-def _overridden(corpus: str, configs: dict[str, RunConfig], overrides: Sequence[Path]) -> dict[str, RunConfig]:
+def _overridden(corpus: str, rows: dict[str, RunConfig], overrides: Sequence[Path]) -> dict[str, RunConfig]:
     """A file that names a recipe, as a sweep's best.json does, changes that one; a file that names none, all."""
     for file in overrides:
         changes: Any = read_json(file)
         if not isinstance(changes, dict):
             raise UserError(f"{file}: expected a mapping of fields of a run's config")
         of_recipe, fields = changes.get("recipe"), changes.get("config", changes)
-        rows = [row for row in configs if of_recipe in (None, f"{corpus}-{row}")]
-        if not rows:
+        named = [row for row in rows if of_recipe in (None, f"{corpus}-{row}")]
+        if not named:
             raise UserError(f"{file} is for the recipe '{of_recipe}', which is not in this study of {corpus}")
-        configs = configs | {row: override(configs[row], fields, str(file)) for row in rows}
-    return configs
+        for row in named:
+            changed = override(rows[row], fields, str(file))
+            _refuse_another_row(row, rows[row], changed, file)
+            rows = rows | {row: changed}
+    return rows
+
+
+def _refuse_another_row(row: str, before: RunConfig, after: RunConfig, file: Path) -> None:
+    """A row's name must stay true: its corpus, its kind of model, operator and positions are what it says."""
+    was, now = flattened(to_dict(before)), flattened(to_dict(after))
+    for name in ("data.corpus", "model.kind", "model.operator.kind", "model.positions", "seed"):
+        if was.get(name) != now.get(name):
+            raise UserError(
+                f"{file} would make {name} of '{row}' {now.get(name)!r}, not {was.get(name)!r}; leave it out"
+            )

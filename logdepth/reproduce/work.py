@@ -1,74 +1,119 @@
 """Working through a study: what is done is not done again, what was stopped or killed goes on.
 
-STUDY/runs/ROW-SEED/           the run's folder
-STUDY/results/RECIPE-SEED.json written when the run is trained and measured: from then on the run is done
-STUDY/results/timing-DEVICE.json
+STUDY/runs/ROW-SEED/                the run's folder
+STUDY/results/RECIPE-SEED.json      written when the run is trained and measured: from then on the run is done
+STUDY/results/timing-MACHINE.json   all models, timed in one sitting
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from logdepth.config import to_dict
-from logdepth.data import Prepared, prepare
+import torch
+
+from logdepth.atomic import alone, readable_disk_errors
+from logdepth.data import Prepared
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
-from logdepth.reproduce.measure import measure_run, measure_times
+from logdepth.reproduce.measure import measure_run, measure_times, name_of_machine
 from logdepth.reproduce.study import Study
-from logdepth.results import RunResult, TimingResult, read_result, write_result
-from logdepth.runs import RunConfig, RunFolder, device_named
-from logdepth.runs.environment import environment
-from logdepth.train import Interrupted, Standing, Watch, resume, train
+from logdepth.results import (
+    DataFacts,
+    RunResult,
+    TimingResult,
+    read_result,
+    read_results,
+    refuse_other_text,
+    write_result,
+)
+from logdepth.runs import RunConfig, RunFolder, decisive, device_named
+from logdepth.train import (
+    DivergedError,
+    Interrupted,
+    Watch,
+    checked_and_prepared,
+    prepared_for,
+    resume,
+    train,
+    use_threads,
+)
 
-FREE_TO_DIFFER = {
-    "data.paths",
-    *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every", "compile")),
-}
-"""What may differ between machines that share a study; that their text is the same is checked by its hash."""
+
+class Progressed(NamedTuple):
+    """How a sitting at a study ended."""
+
+    finished: bool
+    """Whether all runs that were asked for are done and timed."""
+    failed: list[str]
+    """Runs that cannot be trained, and why."""
 
 
 class BudgetSpentError(Exception):
     """The minutes given to a study are over; everything is saved."""
 
 
-def work_on(study: Study, out: Path, data_dir: Path | None = None, budget_minutes: float | None = None) -> bool:
-    """Does all that is not done yet; returns whether the study is finished. It ends early when its budget is spent."""
-    return _Work(study, out, data_dir, budget_minutes).run()
+def work_on(study: Study, out: Path, data_dir: Path | None = None, budget_minutes: float | None = None) -> Progressed:
+    """Does all that is not done yet, until the budget is spent. One process at a time works in a folder."""
+    work = _Work(study, out, data_dir, budget_minutes)
+    work.prepare()
+    with alone(out, f"another process works on {out}; do a part with another --out, and copy its results here"):
+        return work.run()
 
 
 class _Work:
     def __init__(self, study: Study, out: Path, data_dir: Path | None, budget_minutes: float | None) -> None:
         self.study, self.out, self.data_dir = study, out, data_dir
         self.deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
-        first = next(iter(study.configs.values()))
+        self.failed: list[str] = []
+        first = study.rows[study.models[0]]
         self.device = device_named(first.train.device)
-        self.missing = [(row, config) for row, config in study.runs() if not self._is_done(row, config)]
-        self.must_time = self._must_time()
-        for row, config in self.missing:
-            self._refuse_other_run(row, config)
-        self.prepared: dict[str, Prepared] = {}
+        use_threads(first)
 
-    def run(self) -> bool:
-        for row, config in self.missing:  # all corpora and tokenizers before any training
-            self.prepared[row] = prepare(config.data, self.data_dir)
-        shares = self._shares()
-        done = 100 - sum(shares.values())
-        with Progress(f"{self.study.corpus} study", 100, unit="%", done=done) as self.progress:
+    def prepare(self) -> None:
+        """Everything that can be known to be wrong is refused here, before any training."""
+        _refuse_unwritable(self.out)
+        self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
+        self.prepared: dict[tuple[str, int], Prepared] = {}
+        for row, config in self.missing:
+            folder = RunFolder(self._folder(row, config))
+            if folder.exists:
+                _refuse_other_config(folder.config(), config, folder.path)
+                prepared = prepared_for(folder, self.data_dir)
+            else:
+                folder.refuse_if_taken()
+                prepared = checked_and_prepared(config, self.data_dir)
+            self.prepared[row, config.seed] = prepared
+        texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
+        results = self.out / "results"
+        if results.is_dir():
+            texts = {f"{run.recipe}-{run.config.seed}.json": run.data for run in read_results(results).runs} | texts
+        refuse_other_text(texts, self.out)
+
+    def run(self) -> Progressed:
+        must_time = self._must_time()
+        shares = self._shares(must_time)
+        with Progress(f"{self.study.corpus} study", 100, unit="%", done=100 - sum(shares.values())) as self.progress:
             try:
                 for row, config in self.missing:
                     self._do_run(row, config, shares[row, config.seed])
-                if self.must_time:
+                if must_time:
+                    self._give_way()
                     self._do_times(shares["timing", 0])
             except BudgetSpentError:
                 self.progress.say("the budget is spent; the same command goes on")
-                return False
-        return True
+                return Progressed(False, self.failed)
+        return Progressed(not self.failed, self.failed)
 
     def _do_run(self, row: str, config: RunConfig, share: float) -> None:
+        """Trains and measures; what cannot be trained does not keep the others from it."""
+        self._give_way()
         label = f"{row} seed {config.seed}"
         folder = RunFolder(self._folder(row, config))
         watch = _StudyWatch(self.progress, label, 0.8 * share, self._is_spent)
+        before = self.progress.done
         try:
             if folder.exists:
                 standing = resume(folder.path, self.data_dir, watch)
@@ -78,18 +123,17 @@ class _Work:
             if stopped.signal_number is None:
                 raise BudgetSpentError from None
             raise
-        self._measure(row, config, folder, standing, Part(self.progress, f"{label}, measuring", 1, 0.2 * share))
-
-    def _measure(self, row: str, config: RunConfig, folder: RunFolder, standing: Standing, part: Part) -> None:
-        def on_progress(done: float) -> None:
-            part.update(done)
-            if self._is_spent():
-                raise BudgetSpentError
-
-        result = measure_run(self.study, row, folder, standing, self.prepared[row], self.device, on_progress)
+        except (DivergedError, torch.OutOfMemoryError) as error:
+            self.failed.append(f"{label}: {str(error).splitlines()[0]}")
+            self.progress.say(self.failed[-1])
+            self.progress.update(before + share)
+            return
+        part = Part(self.progress, f"{label}, measuring", 1, 0.2 * share)
+        prepared = self.prepared[row, config.seed]
+        result = measure_run(self.study, row, folder, standing, prepared, self.device, part.update)
         write_result(self._file(row, config), result)
-        main = result.main
         part.update(1)
+        main = result.main
         part.say(
             f"test perplexity {main.token_perplexity:.2f}, {main.bits_per_byte:.4f} bits per byte "
             f"at {main.context} tokens"
@@ -97,25 +141,23 @@ class _Work:
 
     def _do_times(self, share: float) -> None:
         part = Part(self.progress, "timing", 1, share)
+        write_result(self._timing_file(), measure_times(self.study, self._rows_to_time(), self.device, part.update))
 
-        def on_progress(done: float) -> None:
-            part.update(done)
-            if self._is_spent():
-                raise BudgetSpentError
-
-        vocab_size = next(iter(self.study.configs.values())).data.tokenizer.vocab_size
-        write_result(self._timing_file(), measure_times(self.study, self.device, vocab_size, on_progress))
+    def _give_way(self) -> None:
+        """Measuring and timing keep nothing of what they have begun: the budget ends between them, or in training."""
+        if self._is_spent():
+            raise BudgetSpentError
 
     def _is_spent(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def _shares(self) -> dict[tuple[str, int], float]:
+    def _shares(self, must_time: bool) -> dict[tuple[str, int], float]:
         """Per cent of the whole study that each piece of missing work takes, by parameters."""
-        sizes = {row: parameters_of(config) for row, config in self.study.configs.items()}
+        sizes = {row: parameters_of(self.study.rows[row]) for row in self.study.models}
         costs: dict[tuple[str, int], float] = {(row, config.seed): sizes[row] for row, config in self.study.runs()}
-        costs["timing", 0] = 0.05 * sum(costs.values()) / len(self.study.seeds)
+        costs["timing", 0] = 0.1 * sum(sizes.values())
         whole = sum(costs.values())
-        wanted = [(row, config.seed) for row, config in self.missing] + [("timing", 0)] * self.must_time
+        wanted = [(row, config.seed) for row, config in self.missing] + [("timing", 0)] * must_time
         return {key: 100 * costs[key] / whole for key in wanted}
 
     def _is_done(self, row: str, config: RunConfig) -> bool:
@@ -131,21 +173,30 @@ class _Work:
             raise UserError(f"{file} was not measured at {missing[0]} tokens; remove it to measure that run again")
         return True
 
-    def _refuse_other_run(self, row: str, config: RunConfig) -> None:
-        folder = RunFolder(self._folder(row, config))
-        if folder.exists:
-            _refuse_other_config(folder.config(), config, folder.path)
-        else:
-            folder.refuse_if_taken()
-
     def _must_time(self) -> bool:
+        """Unless this machine has timed all rows, as they are now, at all lengths."""
+        timed = self._timed()
+        if timed is None or timed.corpus != self.study.corpus:
+            return True
+        sizes = {model.row: model.parameters for model in timed.models}
+        contexts = {tuple(one.context for one in model.timings) for model in timed.models}
+        wanted = {row: parameters_of(self.study.rows[row]) for row in self._rows_to_time()}
+        return sizes != wanted or contexts != {self.study.time_contexts}
+
+    def _rows_to_time(self) -> list[str]:
+        """Those asked for, and those that were timed before: ratios need one sitting."""
+        timed = self._timed()
+        before = set() if timed is None else {model.row for model in timed.models}
+        return [row for row in self.study.rows if row in before or row in self.study.models]
+
+    def _timed(self) -> TimingResult | None:
         file = self._timing_file()
         if not file.exists():
-            return True
+            return None
         result = read_result(file)
         if not isinstance(result, TimingResult):
             raise UserError(f"{file} is not a result of timing; move it away")
-        return not {model.row for model in result.models} >= set(self.study.configs)
+        return result
 
     def _folder(self, row: str, config: RunConfig) -> Path:
         return self.out / "runs" / f"{row}-{config.seed}"
@@ -154,8 +205,7 @@ class _Work:
         return self.out / "results" / f"{self.study.recipe(row)}-{config.seed}.json"
 
     def _timing_file(self) -> Path:
-        device = "-".join(str(environment(self.device)["device"]).lower().split())
-        return self.out / "results" / f"timing-{device}.json"
+        return self.out / "results" / f"timing-{name_of_machine(self.device)}.json"
 
 
 class _StudyWatch(Watch):
@@ -172,26 +222,20 @@ class _StudyWatch(Watch):
         return self.is_spent()
 
 
+def _refuse_unwritable(out: Path) -> None:
+    """Where results could not be written after hours of work, none are begun."""
+    for folder in (out, *(out / name for name in ("runs", "results", "tables", "figures"))):
+        with readable_disk_errors(folder):
+            existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+                raise UserError(f"cannot write {folder}: {existing} does not let us; choose another --out")
+
+
 def _refuse_other_config(found: RunConfig, wanted: RunConfig, where: Path) -> None:
-    left, right = (_decisive(config) for config in (found, wanted))
+    left, right = decisive(found), decisive(wanted)
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
             raise UserError(
                 f"{where} was made with {name} {left.get(name)!r}, not {right.get(name)!r} as asked for now; "
                 "move it away, or choose another --out"
             )
-
-
-def _decisive(config: RunConfig) -> dict[str, object]:
-    """The config, flat, without what does not decide a run's numbers."""
-    flat: dict[str, object] = {}
-
-    def flatten(prefix: str, value: object) -> None:
-        if isinstance(value, dict):
-            for name, item in value.items():
-                flatten(f"{prefix}.{name}" if prefix else name, item)
-        else:
-            flat[prefix] = value
-
-    flatten("", to_dict(config))
-    return {name: value for name, value in flat.items() if name not in FREE_TO_DIFFER}

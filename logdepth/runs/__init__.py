@@ -1,9 +1,10 @@
 """Runs on disk: configs, folders, weights."""
 
-from logdepth.runs.config import Precision, RunConfig, TrainConfig, arithmetic, device_named
+from logdepth.runs.config import OF_THE_MACHINE, Precision, RunConfig, TrainConfig, arithmetic, decisive, device_named
 from logdepth.runs.folder import LoadedRun, RunFolder, Weights
 
 __all__ = [
+    "OF_THE_MACHINE",
     "LoadedRun",
     "Precision",
     "RunConfig",
@@ -11,5 +12,6 @@ __all__ = [
     "TrainConfig",
     "Weights",
     "arithmetic",
+    "decisive",
     "device_named",
 ]

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from logdepth.config import flattened, to_dict
 from logdepth.data import DataConfig
 from logdepth.errors import UserError
 from logdepth.models import ModelConfig, ScanLMConfig
@@ -93,6 +94,18 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
+
+
+OF_THE_MACHINE = {
+    "data.paths",
+    *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every", "compile")),
+}
+"""Fields in which machines that share a study may differ; that they read the same text is checked by its hash."""
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """Dotted names to values of a config, without what may differ between the machines of a study."""
+    return {name: value for name, value in flattened(to_dict(config)).items() if name not in OF_THE_MACHINE}
 
 
 def device_named(name: str, flag: str = "--train.device") -> torch.device:

@@ -10,7 +10,6 @@ checkpoint.safetensors everything needed to go on, bit for bit
 """
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 import logdepth
-from logdepth.atomic import PARTIAL, read_json, readable_disk_errors, replacing, write_json
+from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
 from logdepth.errors import UserError
@@ -145,15 +144,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process trains in a folder; the lock goes with the process, however it ends."""
-        with readable_disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("w")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is training in {self.path}") from None
+        """Only one process trains in a folder."""
+        with alone(self.path, f"another process is training in {self.path}"):
             for partial in self.path.glob(f"{PARTIAL}*"):  # what a killed process left
                 partial.unlink()
             yield

@@ -18,7 +18,7 @@ from typing import Any
 
 from logdepth.config import override, to_dict
 from logdepth.errors import UserError
-from logdepth.runs import RunConfig
+from logdepth.runs import OF_THE_MACHINE, RunConfig
 
 Scalar = str | int | float | bool | None
 DROPOUT = "dropout"
@@ -65,6 +65,8 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
         try:
             if not equals or not text:
                 raise UserError(FORMS)
+            if name == "seed" or name.startswith("data.") or name in OF_THE_MACHINE:
+                raise UserError("losses on other text or tokens, seeds and machines do not compare; set it by its flag")
             dimension = _parsed(text)
             space[name] = _as_the_field_has_it(config, name, dimension)
             for field in fields_of(config, name):

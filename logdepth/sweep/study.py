@@ -1,6 +1,5 @@
 """A study and its terms: what it is of is kept with it, and a worker that wants something else is refused."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,12 @@ import optuna
 from optuna.storages import BaseStorage
 
 import logdepth
-from logdepth.config import to_dict
 from logdepth.errors import UserError
-from logdepth.runs import RunConfig
+from logdepth.runs import RunConfig, decisive
 from logdepth.sweep.space import Space, described, fields_of
 
 TERMS, TEXT = "logdepth", "logdepth's text"
 """The study's attributes that hold its terms, and which text they are for."""
-OF_THE_MACHINE = {
-    "data.paths",
-    "train.device",
-    "train.threads",
-    "train.trackers",
-    "train.log_every",
-    "train.checkpoint_minutes",
-}
-"""Fields in which workers of one study may differ; that they read the same text is checked by its hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +41,9 @@ class Search:
     def terms(self) -> dict[str, Any]:
         """What workers must agree on: names to values."""
         searched = {field for name in self.space for field in fields_of(self.config, name)}
-        fixed = {
-            name: value
-            for name, value in flattened(to_dict(self.config))
-            if name not in searched and name not in OF_THE_MACHINE
-        }
+        fixed = {name: value for name, value in decisive(self.config).items() if name not in searched}
         space = {f"--space {name}": one for name, one in described(self.space).items()}
         return {"recipe": self.recipe} | fixed | space
-
-
-def flattened(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in nested.items():
-        if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def open_study(search: Search, storage: BaseStorage) -> optuna.Study:

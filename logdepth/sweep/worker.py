@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,19 +22,18 @@ from optuna.trial import Trial, TrialState
 
 import logdepth
 from logdepth.config import override, to_dict
-from logdepth.data import prepare
+from logdepth.data import Batches
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
-from logdepth.runs import RunConfig, RunFolder, device_named
+from logdepth.runs import RunConfig, RunFolder, decisive
 from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, one_at_a_time, rows_of, write_tables
 from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
-from logdepth.sweep.study import OF_THE_MACHINE, TERMS, TEXT, Search, agree, flattened, open_study
+from logdepth.sweep.study import TERMS, TEXT, Search, agree, open_study
 from logdepth.sweep.watch import QuietPart, TrialWatch
-from logdepth.train import DivergedError, Interrupted, Standing, resume, train
-from logdepth.train.trackers import check_trackers
+from logdepth.train import DivergedError, Interrupted, Standing, checked_and_prepared, resume, train
 
 LOOK_SECONDS = 1.0
 """Between looks at the trials of others."""
@@ -55,9 +55,7 @@ def work(search: Search) -> dict[str, Any]:
         study = open_study(search, storage)
         agree(study, search.terms)
         _refuse_trials_of_another_study(search, study)
-        first = search.config.train.init_from
-        tokenizer = None if first is None else RunFolder(first).tokenizer()
-        prepared = prepare(search.config.data, search.data_dir, tokenizer)
+        prepared = checked_and_prepared(search.config, search.data_dir)
         agree(study, {"the text": prepared.key}, TEXT)
         began_with = study.user_attrs[TERMS]["version"]
         if began_with != logdepth.__version__:
@@ -71,8 +69,6 @@ def _check(search: Search) -> None:
         raise UserError(f"--trials must be at least 1; got {search.trials}")
     if not 0 < search.grace < math.inf:
         raise UserError(f"--grace must be above 0 and finite; got {search.grace}")
-    device_named(search.config.train.device)
-    check_trackers(search.config)
 
 
 def _refuse_trials_of_another_study(search: Search, study: optuna.Study) -> None:
@@ -168,6 +164,8 @@ class Worker:
             self._prune(trial, "training diverged", folder)
         except torch.OutOfMemoryError:
             self._prune(trial, "out of memory", folder)
+        except RefusedError as error:
+            self._prune(trial, f"refused: {error}")
         else:
             self._record(trial, folder)
             self._finish(trial, TrialState.COMPLETE, standing.best_loss)
@@ -175,8 +173,9 @@ class Worker:
 
     def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> Standing:
         if not folder.exists:
+            _refuse_what_cannot_train(config, self.search.data_dir)
             return train(config, folder.path, self.search.data_dir, watch)
-        if _decisive(folder.config()) != _decisive(config):
+        if decisive(folder.config()) != decisive(config):
             raise UserError(f"{folder.path} holds a run that is not of this study; choose another --out")
         watch.catch_up()
         return resume(folder.path, self.search.data_dir, watch)
@@ -270,6 +269,19 @@ class Worker:
         return record
 
 
+class RefusedError(Exception):
+    """A point of the space that cannot be trained, whoever tries."""
+
+
+def _refuse_what_cannot_train(config: RunConfig, data_dir: Path | None) -> None:
+    """Tells a bad point from a bad machine: what is refused here is refused everywhere."""
+    store = checked_and_prepared(config, data_dir).stores["train"]
+    try:
+        Batches(store, batch_size=config.train.batch_size, context=config.train.context, seed=config.seed)
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+
+
 def _suggest(trial: Trial, name: str, one: Range | Choices) -> Any:
     if isinstance(one, Choices):
         return trial.suggest_categorical(name, one.values)
@@ -286,11 +298,6 @@ def _sampler(seed: int, origin: int) -> optuna.samplers.BaseSampler:
 def _origin(trial: Trial) -> int:
     number: int = trial.user_attrs[ORIGIN] if RETRY_OF in trial.user_attrs else trial.number
     return number
-
-
-def _decisive(config: RunConfig) -> dict[str, Any]:
-    """A config without what may differ between the machines of a study."""
-    return {name: value for name, value in flattened(to_dict(config)) if name not in OF_THE_MACHINE}
 
 
 def _rounded(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Training: one run, from a config to weights, resumable to the bit."""
 
 from logdepth.train.interrupt import Interrupted
-from logdepth.train.loop import DivergedError, Standing, Trainer, compile_model
-from logdepth.train.start import prepared_for, resume, train
+from logdepth.train.loop import DivergedError, Standing, Trainer, compile_model, repeatable
+from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_whole_paths
 from logdepth.train.watch import Watch
 
 __all__ = [
@@ -11,8 +11,12 @@ __all__ = [
     "Standing",
     "Trainer",
     "Watch",
+    "checked_and_prepared",
     "compile_model",
     "prepared_for",
+    "repeatable",
     "resume",
     "train",
+    "use_threads",
+    "with_whole_paths",
 ]

@@ -100,7 +100,7 @@ class Trainer:
         self.started = self.saved_at - standing.seconds
         with (
             contextlib.ExitStack() as stack,
-            _repeatable(self.device, self.config.train.deterministic),
+            repeatable(self.device, self.config.train.deterministic),
             StopRequest() as self.stop,
             self.watch.progress(self.total_steps, standing.step) as self.progress,
         ):
@@ -326,7 +326,7 @@ def _seed_of(seed: int, step: int) -> int:
 
 
 @contextlib.contextmanager
-def _repeatable(device: torch.device, deterministic: bool) -> Iterator[None]:
+def repeatable(device: torch.device, deterministic: bool) -> Iterator[None]:
     """On CUDA, only algorithms that give the same bits each time; the CPU's always do."""
     if device.type != "cuda" or not deterministic:
         yield

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from logdepth.data import CORPORA, Prepared, Tokenizer, is_prepared, open_prepared, prepare
+from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
@@ -19,13 +19,10 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Wat
     """A new run in the folder `out`; everything that can be known to be wrong is refused before work begins."""
     folder = RunFolder(out)
     folder.refuse_if_taken()
+    config = with_whole_paths(config)
+    prepared = checked_and_prepared(config, data_dir)
+    use_threads(config)
     device = device_named(config.train.device)
-    check_trackers(config)
-    _use_threads(config)
-    if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
-        raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
-    config = _with_whole_paths(config)
-    prepared = prepare(config.data, data_dir, _tokenizer_of(config))
     trainer = Trainer(folder, config, prepared, device, watch)
     with folder.locked():
         folder.create(config, prepared, device)
@@ -39,7 +36,7 @@ def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) 
     check_trackers(config)
     device = device_named(config.train.device)
     prepared = prepared_for(folder, data_dir)
-    _use_threads(config)
+    use_threads(config)
     with folder.locked():
         changed = differences(folder.environment(), environment(device))
         if changed:
@@ -47,21 +44,24 @@ def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) 
         return Trainer(folder, config, prepared, device, watch).run()
 
 
-def _with_whole_paths(config: RunConfig) -> RunConfig:
+def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Prepared:
+    """The tokens that a new run would train on; whatever can be known to be wrong with its config is refused."""
+    device_named(config.train.device)
+    check_trackers(config)
+    if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
+        raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
+    first = config.train.init_from
+    return prepare(config.data, data_dir, None if first is None else RunFolder(first).tokenizer())
+
+
+def with_whole_paths(config: RunConfig) -> RunConfig:
     """A run may go on from another folder than the one where it began."""
     data = replace(config.data, paths=tuple(path.resolve() for path in config.data.paths))
     first = config.train.init_from
     return replace(config, data=data, train=replace(config.train, init_from=first and first.resolve()))
 
 
-def _tokenizer_of(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the run that this one starts from, if it does."""
-    if config.train.init_from is None:
-        return None
-    return RunFolder(config.train.init_from).tokenizer()
-
-
-def _use_threads(config: RunConfig) -> None:
+def use_threads(config: RunConfig) -> None:
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
 
