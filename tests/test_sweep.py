@@ -74,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("model.post_merge=none,up", Choices(values=("none", "up"))),
         ("train.max_steps=null,10", Choices(values=(None, 10))),
         ("model.tied=true,false", Choices(values=(True, False))),
-        ("seed=0,1", Choices(values=(0, 1))),
+        ("train.warmup_steps=0,1", Choices(values=(0, 1))),
     ],
 )
 def test_specs(spec: str, expected: Range | Choices) -> None:
@@ -108,6 +108,9 @@ def test_specs(spec: str, expected: Range | Choices) -> None:
         ("model.depth=1,[2]", "a choice must be"),
         ("model=1,2", "expected a mapping"),
         ("dropout=0:1", "from 0 to below 1"),
+        ("data.tokenizer.vocab_size=100,200", "losses on other text or tokens, seeds and machines do not compare"),
+        ("seed=1,2", "do not compare"),
+        ("train.threads=1,2", "do not compare"),
     ],
 )
 def test_specs_that_are_refused(spec: str, said: str) -> None:
@@ -350,6 +353,17 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
     assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)
     assert not (out / "best.json").exists()
     assert not list((out / "trials" / "0000").glob("*.safetensors"))
+
+
+def test_a_point_that_cannot_be_trained_is_pruned(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "4", "--no-prune", "--space", "train.context=16,90000")) == 0
+    rows = json.loads((out / "sweep.json").read_text())["trials"]
+    wrong = [row for row in rows if row["params"]["train.context"] == 90000]
+    assert 0 < len(wrong) < 4
+    for row in rows:
+        assert row["state"] == ("pruned" if row in wrong else "complete")
+    assert wrong[0]["reason"].startswith("refused: ")
 
 
 class KilledError(BaseException):

@@ -50,12 +50,12 @@ def work(search: Search) -> dict[str, Any]:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     _check(search)
+    prepared = checked_and_prepared(search.config, search.data_dir)
     with readable_storage_errors(search.storage), _signals_raise():
         storage = open_storage(search.storage, search.out / "journal.log")
         study = open_study(search, storage)
         agree(study, search.terms)
         _refuse_trials_of_another_study(search, study)
-        prepared = checked_and_prepared(search.config, search.data_dir)
         agree(study, {"the text": prepared.key}, TEXT)
         began_with = study.user_attrs[TERMS]["version"]
         if began_with != logdepth.__version__:
