@@ -62,6 +62,7 @@ benchmark: $(STAMP) ## time and memory of the scan against its floor, and of tra
 figures: $(STAMP) ## draw the README's figures again, from results/ where they show numbers
 	$(BIN)/python docs/figures/draw_scan.py
 	$(BIN)/python docs/figures/draw_benchmark.py
+	$(BIN)/python docs/figures/draw_demo.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) site mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

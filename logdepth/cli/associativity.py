@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     folder = RunFolder(command.run)
     config = folder.config()
     if not isinstance(config.model, ScanLMConfig):
-        raise UserError(f"{command.run} holds a Transformer, which has no operator; give the run of a scan model")
+        raise UserError(f"{command.run} holds a model without an operator; give the run of a scan model")
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     assert isinstance(loaded.model, ScanLM)

@@ -130,14 +130,14 @@ def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
 
 def _plain_ticks(axes: "Axes") -> None:
     """Lengths as powers of two, numbers as people write them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 10 else MaxNLocator(6))
-        axes.yaxis.set_minor_locator(LogLocator(subs=()))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.tick_params(which="minor", length=0)
     axes.tick_params(colors=INK)
