@@ -23,12 +23,12 @@ COLOURS = ("#2f74c0", "#d9730d", "#2a9d6f", "#b0569e", "#c8453b", "#8a7a1f", "#4
 """Told apart by most eyes, on white and on black."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE: Any = {
-    "font.size": 9,
+    "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
-    "axes.titlesize": 10,
+    "axes.titlesize": 11,
     "axes.titlecolor": INK,
     "axes.titlelocation": "left",
     "axes.grid": True,
@@ -65,7 +65,7 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = 6.4, height: float = 3.8, columns: int = 1) -> "tuple[Figure, list[Axes]]":
+def new_figure(width: float = 5.4, height: float = 4.2, columns: int = 1) -> "tuple[Figure, list[Axes]]":
     """A figure with axes side by side, sizes in inches. No window is ever opened."""
     from matplotlib.figure import Figure
 

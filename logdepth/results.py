@@ -223,7 +223,10 @@ def write_result(path: Path, result: RunResult | TimingResult) -> None:
 
 def read_result(path: Path) -> RunResult | TimingResult:
     """A result file, strictly: whatever is not as it should be is an error that names the file."""
-    saved = read_json(path)
+    try:
+        saved = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; remove it: the `logdepth reproduce` that made it makes it again") from None
     schema = saved.get("schema") if isinstance(saved, dict) else None
     if schema not in SCHEMAS:
         raise UserError(f"{path} is not a result file of logdepth: its schema is {schema!r}; move it away")

@@ -71,3 +71,11 @@ def test_every_file_is_in_the_trees() -> None:
         name = f"{path.name}/" if path.is_dir() else path.name
         if name not in ("__init__.py", "__main__.py", "__pycache__/", "py.typed"):
             assert re.search(rf"\s{name}\s", readme), f"README.md misses logdepth/{name}"
+
+
+def test_git_ignores_nothing_of_the_package() -> None:
+    """What it ignores is left out of wheels, and of every check that reads .gitignore."""
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "logdepth").rglob("*") if "__pycache__" not in path.parts]
+    asked = ["git", "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(asked, cwd=ROOT, input="\n".join(files), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr

@@ -1,5 +1,7 @@
 """`logdepth sweep`: a search over a recipe's hyperparameters; several at once work on the same."""
 
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -70,10 +72,22 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
-    return _search(name, command)
+    return _search(name, command, _flags_of_the_run(arguments))
 
 
-def _search(name: str, command: SweepCommand) -> int:
+def _flags_of_the_run(arguments: Sequence[str]) -> list[str]:
+    """Those that `logdepth train` would need too."""
+    kept: list[str] = []
+    keeping = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            keeping = re.match(r"--(train|model|data|seed|data-dir)\b", argument) is not None
+        if keeping:
+            kept.append(argument)
+    return kept
+
+
+def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
     try:
         import optuna as _  # noqa: F401
     except ImportError:
@@ -106,11 +120,11 @@ def _search(name: str, command: SweepCommand) -> int:
     if command.json:
         print_json(record)
     else:
-        _print(search.out, record)
+        _print(search.out, record, flags)
     return 0
 
 
-def _print(out: Path, record: dict[str, Any]) -> None:
+def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:
     counts = {state: sum(row["state"] == state for row in record["trials"]) for state in ("complete", "pruned")}
     print(f"{out}: {counts['complete']} trials complete, {counts['pruned']} pruned")
     best = record["best"]
@@ -120,4 +134,5 @@ def _print(out: Path, record: dict[str, Any]) -> None:
     print(f"best validation loss {best['loss']:.4f}, trial {best['trial']}:")
     for name, value in best["params"].items():
         print(f"  {name} {value:.4g}" if isinstance(value, float) else f"  {name} {value}")
-    print(f"next: logdepth train {record['recipe']} --config {out / 'best.json'}   (and the flags of this sweep)")
+    again = shlex.join(["logdepth", "train", record["recipe"], *flags, "--config", str(out / "best.json")])
+    print(f"next: {again}")

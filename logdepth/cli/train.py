@@ -82,6 +82,9 @@ def run(arguments: Sequence[str]) -> int:
 def changed(config: RunConfig, changes: Any, file: str) -> RunConfig:
     """A recipe with the changes of a file, which may be that of a run or a sweep but not of another kind of model."""
     if isinstance(changes, dict) and "config" in changes:
+        of_recipe = changes.get("recipe")
+        if of_recipe in RECIPES and type(recipe(of_recipe).model) is not type(config.model):
+            raise UserError(f"{file} is for the recipe '{of_recipe}', another kind of model than this recipe's")
         changes = changes["config"]
     after = override(config, changes, file)
     if type(after.model) is not type(config.model):

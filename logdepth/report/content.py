@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from logdepth.config import flattened, to_dict
 from logdepth.evaluate import perplexity
 from logdepth.models import ScanLMConfig, TransformerConfig
+from logdepth.operators import OPERATORS
 from logdepth.recipes import RECIPES, parameters_of, recipe, rows_of
 from logdepth.report.paper import PERPLEXITY
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Results, RunResult, TimingResult, slug
 
-SHAPES_NOT_RANKING = (
-    "Small models, trained for minutes: this shows the shapes of the curves, not a ranking of the models."
-)
+SHAPES_NOT_RANKING = "Small models, trained briefly: this shows the shapes of the curves, not a ranking of the models."
 SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
 
 
@@ -61,7 +60,22 @@ def caveat(runs: Sequence[RunResult]) -> str:
         words.append(
             f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
         )
+    words += _unlike(runs)
+    missing = [title_of(row) for row in rows_of(data.corpus) if row not in {run.row for run in runs}]
+    if missing:
+        words.append(f"Not here: {', '.join(missing)}.")
     return " ".join(words)
+
+
+def _unlike(runs: Sequence[RunResult]) -> list[str]:
+    """In what the training of rows differs that should not, where they are to be compared."""
+    found = []
+    for name in ("max_steps", "epochs", "batch_size", "context"):
+        values = {title_of(run.row): getattr(run.config.train, name) for run in runs}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{row} {value}" for row, value in values.items())
+            found.append(f"Rows differ in {name}: {listed}.")
+    return found
 
 
 def _perplexity(runs: Sequence[RunResult]) -> Table:
@@ -71,14 +85,14 @@ def _perplexity(runs: Sequence[RunResult]) -> Table:
         main = [run.main for run in seeds]
         cells: tuple[Cell, ...] = (
             title_of(row),
-            seeds[0].parameters,
-            len(seeds),
             Spread.of([one.token_perplexity for one in main]),
             Spread.of([one.word_perplexity for one in main]),
             Spread.of([one.bits_per_byte for one in main], 4),
+            seeds[0].parameters,
+            len(seeds),
         )
         rows.append((*cells, paper.get(row, "–")) if paper else cells)
-    heads = ("model", "parameters", "seeds", "token perplexity", "word perplexity", "bits per byte")
+    heads = ("model", "token perplexity", "word perplexity", "bits per byte", "parameters", "seeds")
     at = " and ".join(f"{one:,}" for one in sorted({run.main.context for run in runs}))
     return Table(
         name="perplexity",
@@ -97,7 +111,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
         if not isinstance(model, ScanLMConfig):
             continue
         cells: tuple[Cell, ...] = (
-            type(model.operator).__name__.removesuffix("Config"),
+            next(name for name, kind in OPERATORS.items() if isinstance(model.operator, kind)).upper(),
             model.width,
             seeds[0].parameters,
             Spread.of([perplexity(run.valid_loss) for run in seeds]),

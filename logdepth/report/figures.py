@@ -21,22 +21,32 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
     found: dict[str, tuple[str, Figure]] = {}
     runs, timings = results.runs, results.timings
     if runs:
-        caption = "Test perplexity against context length; the line marks the length of training. Bands: seeds."
-        found["perplexity-context"] = caption, _single(lambda axes: draw_contexts(axes, runs))
-        caption = "Test loss by position in a window. All models read the same windows: what they share is the text's."
-        found["position-loss"] = caption, _single(lambda axes: draw_positions(axes, runs))
+        bands = " Bands: one standard deviation over seeds." if len({run.config.seed for run in runs}) > 1 else ""
+        trained = " The dashed line is the length of training."
+        found["perplexity-context"] = (
+            f"What stays flat beyond the length of training extrapolates; what rises does not.{trained}{bands}",
+            _single("Perplexity by context length", lambda axes: draw_contexts(axes, runs)),
+        )
+        found["position-loss"] = (
+            f"All models read the same windows, so bumps that they share are the text's.{trained}{bands}",
+            _single("Loss by position in the window", lambda axes: draw_positions(axes, runs)),
+        )
     for number, timing in enumerate(timings):
-        name = "time-context" + (f"-{number + 1}" if number else "")
-        caption = f"Time a token against context length, forward pass on {device_of(timing)}. Bands: quartiles."
-        found[name] = caption, _single(lambda axes, timing=timing: draw_times(axes, timing))  # type: ignore[misc]
+        found["time-context" + (f"-{number + 1}" if number else "")] = (
+            f"Forward pass on {device_of(timing)}; every batch has about as many tokens. What stays flat costs in "
+            "proportion to its length. Bands: quartiles.",
+            _single("Time a token by context length", lambda axes, timing=timing: draw_times(axes, timing)),  # type: ignore[misc]
+        )
     if runs:
-        found["training"] = "Validation loss in training.", _single(lambda axes: draw_training(axes, runs))
+        figure = _single("Validation loss in training", lambda axes: draw_training(axes, runs))
+        found["training"] = "A line for every seed.", figure
     if runs and timings:
-        figure, (left, right) = new_figure(9.6, 3.8, columns=2)
+        figure, (left, right) = new_figure(9.6, 4.2, columns=2)
         draw_contexts(left, runs)
         draw_times(right, timings[0])
         left.set_title(f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens")
         right.set_title(f"forward pass, {device_of(timings[0])}")
+        _legend_below(figure, columns=4)
         found["overview"] = "Perplexity and time a token against context length.", figure
     return found
 
@@ -52,7 +62,6 @@ def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
     axes.set_ylabel("test perplexity, a token")
-    axes.legend()
 
 
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
@@ -65,7 +74,6 @@ def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
     _plain_ticks(axes)
     axes.set_xlabel("position in the window, tokens")
     axes.set_ylabel("test loss, nats a token")
-    axes.legend()
 
 
 def draw_times(axes: "Axes", result: TimingResult) -> None:
@@ -81,24 +89,33 @@ def draw_times(axes: "Axes", result: TimingResult) -> None:
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
     axes.set_ylabel("microseconds a token")
-    axes.legend()
 
 
 def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for number, (row, seeds) in enumerate(by_row(runs).items()):
         for place, run in enumerate(seeds):
             steps, losses = [one.step for one in run.valid_curve], [one.loss for one in run.valid_curve]
             label = title_of(row) if not place else None
             axes.plot(steps, losses, color=_colour(number), marker=_marker(number), markersize=3, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("validation loss, nats a token")
-    axes.legend()
 
 
-def _single(draw: "Callable[[Axes], None]") -> "Figure":
+def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
     figure, (axes,) = new_figure()
     draw(axes)
+    axes.set_title(title)
+    _legend_below(figure, columns=2)
     return figure
+
+
+def _legend_below(figure: "Figure", columns: int) -> None:
+    """Where it hides no data; each model once, however many panels show it."""
+    named = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
 
 
 def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: Sequence[Sequence[float]]) -> None:
@@ -136,7 +153,8 @@ def _plain_ticks(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 10 else MaxNLocator(6))
+        wide, narrow = LogLocator(subs=(1, 2, 5)), LogLocator(subs=(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
+        axes.yaxis.set_major_locator(wide if high / low > 12 else narrow if high / low > 1.5 else MaxNLocator(6))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.tick_params(which="minor", length=0)

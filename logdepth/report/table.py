@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
     def __str__(self) -> str:
         mean = f"{self.mean:,.{self.digits}f}"
-        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{self.digits}f}"
+        return mean if self.deviation is None else f"{mean} ± {self.deviation:,.{self.digits}f}"
 
 
 Cell = Spread | float | int | str | None

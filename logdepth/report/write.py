@@ -18,6 +18,7 @@ def write_tables(folder: Path) -> list[Table]:
     for table in made:
         for suffix, written in FORMATS.items():
             _write(folder / "tables" / f"{table.name}.{suffix}", written(table))
+    _remove_others(folder / "tables", {f"{table.name}.{suffix}" for table in made for suffix in FORMATS})
     return made
 
 
@@ -28,6 +29,7 @@ def write_report(folder: Path) -> Path:
     drawn = figures(results)
     for name, (_, figure) in drawn.items():
         save(figure, folder / "figures" / name)
+    _remove_others(folder / "figures", {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "png")})
     _write(folder / "report.html", page(results, made, drawn))
     return folder / "report.html"
 
@@ -37,6 +39,13 @@ def _results(folder: Path) -> Results:
     if not results.runs and not results.timings:
         raise UserError(f"{folder / 'results'} holds no result files; make some with `logdepth reproduce`")
     return results
+
+
+def _remove_others(folder: Path, made: set[str]) -> None:
+    """What older results left would be taken for new."""
+    for file in folder.iterdir():
+        if file.name not in made and file.suffix[1:] in {*FORMATS, "svg", "png"}:
+            file.unlink()
 
 
 def _write(path: Path, text: str) -> None:

@@ -59,6 +59,8 @@ def study_of(
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
     rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, overrides).items()}
+    if corpus == "text" and not all(config.data.paths for config in rows.values()):
+        raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')
     small = corpus == "pydocs"
     trained_at = {config.train.context for config in rows.values()}
     return Study(

@@ -128,6 +128,7 @@ class _Work:
             self.progress.say(self.failed[-1])
             self.progress.update(before + share)
             return
+        self.progress.update(before + 0.8 * share, label)  # a run that was trained before tells nothing of itself
         part = Part(self.progress, f"{label}, measuring", 1, 0.2 * share)
         prepared = self.prepared[row, config.seed]
         result = measure_run(self.study, row, folder, standing, prepared, self.device, part.update)
@@ -227,7 +228,9 @@ def _refuse_unwritable(out: Path) -> None:
     for folder in (out, *(out / name for name in ("runs", "results", "tables", "figures"))):
         with readable_disk_errors(folder):
             existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-            if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            if not existing.is_dir():
+                raise UserError(f"cannot write {folder}: {existing} is a file; choose another --out")
+            if not os.access(existing, os.W_OK | os.X_OK):
                 raise UserError(f"cannot write {folder}: {existing} does not let us; choose another --out")
 
 

@@ -1,8 +1,11 @@
 """What a run ran on: versions, device, threads, and the command that started it."""
 
+import contextlib
 import os
 import platform
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,22 @@ def environment(device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "processor": platform.machine(),
+        "processor_name": _processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
         "command": sys.argv,
     }
+
+
+def _processor_name() -> str | None:
+    """What the system calls it, where it says so."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or None
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -152,7 +152,9 @@ class RunFolder:
 
     def _saved(self) -> dict[str, Any]:
         if not self.exists:
-            raise UserError(f"{self.path} holds no run: there is no config.json in it")
+            runs = sorted(self.path.glob("runs/*/config.json"))
+            study = f"; it is a study: give one of its runs, such as {runs[0].parent}" if runs else ""
+            raise UserError(f"{self.path} holds no run: there is no config.json in it{study}")
         saved: dict[str, Any] = read_json(self.path / "config.json")
         if not isinstance(saved, dict) or not {"version", "config", "store"} <= saved.keys():
             raise UserError(f"{self.path}/config.json is not that of a run")

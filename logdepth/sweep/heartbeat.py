@@ -64,6 +64,11 @@ def lives(workers: Path, name: str) -> bool | None:
     return False
 
 
+def number_alive(workers: Path) -> int:
+    """Workers at work on this machine, this one included."""
+    return sum(lives(workers, file.name) is True for file in workers.iterdir())
+
+
 def forget_the_dead(workers: Path) -> None:
     for file in workers.iterdir():
         if lives(workers, file.name) is False:

@@ -93,7 +93,7 @@ def draw(out: Path, rows: list[dict[str, Any]], study: optuna.Study) -> str | No
     complete = sum(row["state"] == "complete" for row in rows)
     if complete < FEWEST_FOR_IMPORTANCE:
         return f"no figure of importance: it needs {FEWEST_FOR_IMPORTANCE} complete trials, there are {complete}"
-    _draw_importance(out / "importance", optuna.importance.get_param_importances(study))
+    _draw_importance(out / "importance", optuna.importance.get_param_importances(study), complete)
     return None
 
 
@@ -124,13 +124,13 @@ def _draw_history(path: Path, rows: list[dict[str, Any]]) -> None:
         save(figure, path)
 
 
-def _draw_importance(path: Path, importance: dict[str, float]) -> None:
+def _draw_importance(path: Path, importance: dict[str, float], complete: int) -> None:
     from logdepth.drawing import COLOURS, house_style, new_figure, save
 
     names = list(importance)[::-1]
     with house_style():
         figure, (axes,) = new_figure(6.4, 1.2 + 0.35 * len(names))
         axes.barh(names, [importance[name] for name in names], color=COLOURS[0], height=0.6)
-        axes.set_xlabel("share of the difference between good trials and all (PED-ANOVA)")
+        axes.set_xlabel(f"share of the difference between good trials and all {complete} (PED-ANOVA)")
         axes.set_xlim(0, 1)
         save(figure, path)

@@ -74,7 +74,8 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
                     raise UserError(f"{field} is searched by '{owners[field]}' already; leave one of them out")
                 owners[field] = spec
         except UserError as error:
-            raise UserError(f"--space {spec}: {error}") from None
+            dotted = "" if "." in name or name == DROPOUT else "; names are dotted, as train.learning_rate"
+            raise UserError(f"--space {spec}: {error}{dotted}") from None
     return space
 
 

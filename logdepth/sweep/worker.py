@@ -6,6 +6,7 @@ means is the ledger's to say.
 
 import contextlib
 import math
+import os
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ from logdepth.data import Batches
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
 from logdepth.runs import RunConfig, RunFolder, decisive
-from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, signed_in
+from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, one_at_a_time, rows_of, write_tables
 from logdepth.sweep.space import Choices, Range, changes, described
@@ -102,6 +103,7 @@ class Worker:
                     time.sleep(LOOK_SECONDS)
                 else:
                     break
+            self.progress.update(self._percent(self._look()))
         forget_the_dead(self.search.out / "workers")
         return self._write(last=True)
 
@@ -155,6 +157,7 @@ class Worker:
         except UserError as error:  # each field was tried alone; together they may not fit
             self._prune(trial, f"refused: {error}")
             return
+        self._share_cores()
         folder = self._folder(origin)
         try:
             standing = self._train(config, folder, TrialWatch(trial, heart, folder, self._part(origin)))
@@ -170,6 +173,12 @@ class Worker:
             self._record(trial, folder)
             self._finish(trial, TrialState.COMPLETE, standing.best_loss)
             self._tidy(folder)
+
+    def _share_cores(self) -> None:
+        """Workers that each take all cores of a machine are many times slower than one alone."""
+        if self.search.config.train.threads is None:
+            alive = number_alive(self.search.out / "workers")
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, alive)))
 
     def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> Standing:
         if not folder.exists:

@@ -133,7 +133,7 @@ class Trainer:
         if train.warmup_steps >= self.total_steps:
             self.progress.say(
                 f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never gets to "
-                "its peak; lower --train.warmup-steps"
+                "its peak; lower train.warmup_steps"
             )
 
     def _step(self) -> None:
