@@ -385,7 +385,7 @@ def test_the_verb_prints_tables_and_writes_files(
         ("ar-grc --context 2", "the context must be from 3, for three blocks, to 16,384"),
         ("ar-grc --context 16000", "choose a shorter --context"),
         ("ar-grc --out {run}/config.json", "cannot write"),
-        ("transformer-alibi", "holds a Transformer, which has no operator"),
+        ("transformer-alibi", "holds a model without an operator"),
         ("nothing", "holds no run"),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_tables_of_a_study() -> None:
     found = {table.name: table for table in tables(Results(runs, [made_up_times(*ROWS)]))}
     assert list(found) == ["perplexity", "operators", "hyperparameters", "contexts", "times-cpu-2-threads"]
     assert found["perplexity"].texts()[0] == [
-        "AR-GRC", "3,516,672", "2", "22.00 ± 1.41", "900.00 ± 0.00", "1.2500 ± 0.0000", "14.34",
+        "AR-GRC", "22.00 ± 1.41", "900.00 ± 0.00", "1.2500 ± 0.0000", "3,516,672", "2", "14.34",
     ]  # fmt: skip
     assert [row[0] for row in found["operators"].rows] == ["GRC"]
     assert found["operators"].texts()[0][-1] == "14.34"
@@ -134,3 +134,23 @@ def test_the_papers_numbers_stand_beside_its_recipes_alone() -> None:
     run = made_up_run()
     assert "14.34" not in str(tables(Results([dataclasses.replace(run, parameters=5)], []))[0].rows)
     assert "14.34" in str(tables(Results([run], []))[0].rows)
+
+
+def test_what_older_results_left_is_removed(study: Path) -> None:
+    write_report(study)
+    (study / "results" / "timing-cpu.json").unlink()
+    (study / "results" / "ptb-transformer-alibi-0.json").unlink()
+    (study / "results" / "ptb-transformer-alibi-1.json").unlink()
+    write_report(study)
+    left = {file.name for folder in ("tables", "figures") for file in (study / folder).iterdir()}
+    assert not [name for name in left if name.startswith(("time", "overview"))]
+    assert (
+        "Not here: AR-MLP-LDRU, Transformer (ALiBi), Transformer (sinusoidal)." in (study / "report.html").read_text()
+    )
+
+
+def test_rows_that_were_not_trained_alike_say_so() -> None:
+    run = made_up_run("transformer-alibi")
+    short = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, max_steps=30))
+    note = tables(Results([made_up_run(), dataclasses.replace(run, config=short)], []))[0].note
+    assert "Rows differ in max_steps: AR-GRC None, Transformer (ALiBi) 30." in note

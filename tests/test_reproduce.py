@@ -131,6 +131,10 @@ def test_what_does_not_fit_is_refused(
     assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")
     assert "ptb.train.txt" in error_of(capsys, "ptb", "--out", str(tmp_path / "ptb"), "--data-dir", str(tmp_path))
     assert not (tmp_path / "ptb").exists(), "nothing was begun"
+    assert "which text? --config FILE" in error_of(capsys, "text")
+    file = tmp_path / "file"
+    file.write_text("")
+    assert f"{file} is a file; choose another --out" in error_of(capsys, "text", *flags, "--out", str(file))
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"recipe": "ptb-ar-grc", "config": {}}))
     assert "is for the recipe 'ptb-ar-grc'" in error_of(capsys, "text", *flags, str(other))
@@ -147,6 +151,8 @@ def test_what_does_not_fit_is_refused(
     saved = result.read_text()
     result.unlink()
     assert "ar-grc-0 was made with train.learning_rate 0.01, not 0.5" in error_of(capsys, *changed)
+    assert main(["evaluate", str(out)]) == 2
+    assert f"it is a study: give one of its runs, such as {out}/runs/ar-grc-0" in capsys.readouterr().err
     result.write_text(saved[: len(saved) // 2])
     assert f"{result} is not readable JSON" in error_of(capsys, *part)
 

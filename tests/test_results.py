@@ -57,7 +57,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "ptb-ar-grc-0.json"
     write_result(file, made_up_run())
     file.write_text(file.read_text()[:-100])
-    with pytest.raises(UserError, match=r"ptb-ar-grc-0\.json is not readable JSON"):
+    with pytest.raises(UserError, match=r"0\.json is not readable JSON .*; remove it: the `logdepth reproduce`"):
         read_results(tmp_path)
 
 

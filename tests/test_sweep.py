@@ -209,6 +209,16 @@ def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
     assert found == [[], [], [], [1, 3]]
 
 
+def test_workers_of_one_machine_share_its_cores(tmp_path: Path) -> None:
+    workers = tmp_path / "workers"
+    with heartbeat.signed_in(workers):
+        assert heartbeat.number_alive(workers) == 1
+        with heartbeat.signed_in(workers):
+            assert heartbeat.number_alive(workers) == 2
+        (workers / "dead").touch()
+        assert heartbeat.number_alive(workers) == 1
+
+
 def test_on_one_machine_the_lock_tells_at_once(tmp_path: Path) -> None:
     vigil = heartbeat.Vigil(tmp_path, grace=1e9)
     here = heartbeat.this_machine()
