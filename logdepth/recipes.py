@@ -38,7 +38,13 @@ PYDOCS = Setting(
     vocab_size=1_000,
     size=Size(embed_width=128, state_width=128, layer_width=128, num_layers=4, num_heads=4),
     train=TrainConfig(
-        learning_rate=2e-3, weight_decay=0.1, warmup_steps=50, epochs=2, batch_size=16, context=128, evaluate_every=110
+        learning_rate=2e-3,
+        weight_decay=0.1,
+        warmup_steps=50,
+        max_steps=450,
+        batch_size=16,
+        context=128,
+        evaluate_every=90,
     ),
     baseline_rate=2e-3,
 )

@@ -33,7 +33,7 @@ from logdepth.timing import Timing, time_model
 from logdepth.train import Standing, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
-TIME_REPEATS, TIME_WARMUPS = 5, 2
+TIME_REPEATS, TIME_WARMUPS = 5, 1
 CPU_LOGITS = 2**28
 """In a batch that is timed on a CPU: with a large vocabulary, fewer tokens."""
 
