@@ -41,10 +41,10 @@ PYDOCS = Setting(
         learning_rate=2e-3,
         weight_decay=0.1,
         warmup_steps=50,
-        max_steps=450,
+        max_steps=500,
         batch_size=16,
         context=128,
-        evaluate_every=90,
+        evaluate_every=125,
     ),
     baseline_rate=2e-3,
 )
