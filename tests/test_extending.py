@@ -78,7 +78,7 @@ def test_recipes_and_corpora_list_them(project: Path) -> None:
     ("name", "files", "least"),
     [
         ("highway", ("test_operators", "test_models"), 12),
-        ("gru", ("test_models", "test_evaluate", "test_generate"), 12),
+        ("gru", ("test_models", "test_evaluate", "test_generate", "test_sweep", "test_config"), 20),
         ("fables", ("test_corpora",), 2),
     ],
 )

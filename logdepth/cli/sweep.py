@@ -92,7 +92,7 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
         import optuna as _  # noqa: F401
     except ImportError:
         raise UserError("sweeps need optuna; pip install 'logdepth[sweep]'") from None
-    from logdepth.sweep import DEFAULT, Search, parse_space, without_password, work
+    from logdepth.sweep import Search, default_specs, parse_space, without_password, work
 
     if command.storage is not None:  # the command is recorded with every trial
         shown = without_password(command.storage)
@@ -101,7 +101,7 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
     search = Search(
         recipe=name,
         config=command.run,
-        space=parse_space(command.space or DEFAULT, command.run),
+        space=parse_space(command.space or default_specs(command.run), command.run),
         trials=command.trials,
         out=command.out or Path("sweeps") / study,
         study=study,

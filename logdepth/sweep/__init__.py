@@ -1,17 +1,17 @@
 """Sweeps: a recipe's hyperparameters searched with Optuna, by one worker or by many."""
 
-from logdepth.sweep.space import DEFAULT, Choices, Range, Space, changes, parse_space
+from logdepth.sweep.space import Choices, Range, Space, changes, default_specs, parse_space
 from logdepth.sweep.storage import without_password
 from logdepth.sweep.study import Search
 from logdepth.sweep.worker import work
 
 __all__ = [
-    "DEFAULT",
     "Choices",
     "Range",
     "Search",
     "Space",
     "changes",
+    "default_specs",
     "parse_space",
     "without_password",
     "work",

@@ -56,6 +56,11 @@ Space = dict[str, Range | Choices]
 """Name of a field → where it is searched."""
 
 
+def default_specs(config: RunConfig) -> list[str]:
+    """The paper's space, without dropout for models that have none."""
+    return [spec for spec in DEFAULT if not spec.startswith(DROPOUT) or _dropouts(config.model)]
+
+
 def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
     """The space that the specs describe, every end and choice of it tried on the config."""
     space: Space = {}
