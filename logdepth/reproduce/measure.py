@@ -34,8 +34,8 @@ from logdepth.train import Standing, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
-CPU_LOGITS = 2**28
-"""In a batch that is timed on a CPU: with a large vocabulary, fewer tokens."""
+CPU_TOKENS, CPU_LOGITS = 8_192, 2**28
+"""In a batch that is timed on a CPU, at most."""
 
 
 def measure_run(
@@ -89,7 +89,9 @@ def measure_times(
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
-    tokens = study.time_tokens if device.type == "cuda" else min(study.time_tokens, CPU_LOGITS // vocab_size)
+    tokens = study.time_tokens
+    if device.type == "cpu":
+        tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
     in_turn = zip(
         *(
             time_model(
