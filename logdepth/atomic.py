@@ -88,22 +88,29 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Only one process at a time in a folder; the lock goes with the process, however it ends."""
+def alone(folder: Path, refusal: str | None = None) -> Iterator[None]:
+    """Only one process at a time in a folder; others are refused, or wait where there is no refusal.
+
+    The lock goes with the process, however it ends.
+    """
     with readable_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise UserError(refusal) from None
+            raise UserError(str(refusal)) from None
         yield
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_text(path: Path, text: str) -> None:
     with replacing(path) as partial:
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -16,6 +16,7 @@ from logdepth.data import CORPORA
 from logdepth.progress import Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunFolder
+from tests.command_line import refused
 from tests.tiny_corpus import VOCAB
 
 TINY = (
@@ -38,17 +39,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line with which a verb refuses."""
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("logdepth ")
-    return line
 
 
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger,
 from logdepth.sweep.storage import _JournalLock, open_storage
 from logdepth.sweep.watch import TrialWatch
 from logdepth.train import Standing, Trainer
+from tests.command_line import refused
 from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,
@@ -51,15 +52,6 @@ GRC = recipe("ptb-ar-grc")
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    return line
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.drawing import can_draw
 from logdepth.errors import UserError
-from logdepth.report import write_report, write_tables
+from logdepth.report import Report, write_what_can_be
 from logdepth.reproduce import study_of, work_on
 from logdepth.train import Interrupted
 
@@ -59,8 +59,8 @@ def run(arguments: Sequence[str]) -> int:
     except Interrupted as stopped:
         print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
         return stopped.exit_code
-    made = write_tables(out) if any((out / "results").glob("*.json")) else []
-    report = write_report(out) if made and can_draw() else None
+    has_results = any((out / "results").glob("*.json"))
+    made, report = write_what_can_be(out) if has_results else Report([], None)
     if command.json:
         answer = {"study": str(out), "finished": finished, "failed": failed}
         print_json(answer | {"report": None if report is None else str(report)})

@@ -1,5 +1,5 @@
 """Tables, figures and a page, from result files alone."""
 
-from logdepth.report.write import write_report, write_tables
+from logdepth.report.write import Report, write_report, write_what_can_be
 
-__all__ = ["write_report", "write_tables"]
+__all__ = ["Report", "write_report", "write_what_can_be"]

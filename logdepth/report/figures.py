@@ -56,8 +56,7 @@ def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
         contexts = sorted({one.context for run in seeds for one in run.test})
         values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
         _line(axes, number, title_of(row), contexts, values)
-    for trained in {run.config.train.context for run in runs}:
-        axes.axvline(trained, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    _mark_training(axes, runs)
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
@@ -69,11 +68,15 @@ def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
         binned = [dict(_binned(run)) for run in seeds]
         places = sorted(set.intersection(*(set(one) for one in binned)))
         _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
-    for trained in {run.config.train.context for run in runs}:
-        axes.axvline(trained, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    _mark_training(axes, runs)
     _plain_ticks(axes)
     axes.set_xlabel("position in the window, tokens")
     axes.set_ylabel("test loss, nats a token")
+
+
+def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    for trained in {run.config.train.context for run in runs}:
+        axes.axvline(trained, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
 
 
 def draw_times(axes: "Axes", result: TimingResult) -> None:

@@ -1,9 +1,10 @@
 """Writing a report: tables in four formats, figures in two, and one page with everything in it."""
 
 from pathlib import Path
+from typing import NamedTuple
 
-from logdepth.atomic import replacing
-from logdepth.drawing import require_matplotlib, save
+from logdepth.atomic import write_text
+from logdepth.drawing import can_draw, require_matplotlib, save
 from logdepth.errors import UserError
 from logdepth.report.content import tables
 from logdepth.report.figures import figures
@@ -12,26 +13,36 @@ from logdepth.report.table import FORMATS, Table
 from logdepth.results import Results, read_results
 
 
-def write_tables(folder: Path) -> list[Table]:
-    """Makes tables/ of a study's folder from its results/."""
-    made = tables(_results(folder))
+class Report(NamedTuple):
+    tables: list[Table]
+    page: Path | None
+    """None where matplotlib is not there to draw its figures."""
+
+
+def write_what_can_be(folder: Path) -> Report:
+    """Makes tables/ of a study's folder from its results/, and figures/ and report.html where they can be drawn."""
+    results = _results(folder)
+    made = tables(results)
     for table in made:
         for suffix, written in FORMATS.items():
-            _write(folder / "tables" / f"{table.name}.{suffix}", written(table))
+            write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
     _remove_others(folder / "tables", {f"{table.name}.{suffix}" for table in made for suffix in FORMATS})
-    return made
-
-
-def write_report(folder: Path) -> Path:
-    """Makes tables/, figures/ and report.html of a study's folder from its results/; returns the page's path."""
-    require_matplotlib()
-    results, made = _results(folder), write_tables(folder)
+    if not can_draw():
+        return Report(made, None)
     drawn = figures(results)
     for name, (_, figure) in drawn.items():
         save(figure, folder / "figures" / name)
     _remove_others(folder / "figures", {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "png")})
-    _write(folder / "report.html", page(results, made, drawn))
-    return folder / "report.html"
+    write_text(folder / "report.html", page(results, made, drawn))
+    return Report(made, folder / "report.html")
+
+
+def write_report(folder: Path) -> Path:
+    """Makes all of a study's report; returns the page's path."""
+    require_matplotlib()
+    written = write_what_can_be(folder).page
+    assert written is not None
+    return written
 
 
 def _results(folder: Path) -> Results:
@@ -46,8 +57,3 @@ def _remove_others(folder: Path, made: set[str]) -> None:
     for file in folder.iterdir():
         if file.name not in made and file.suffix[1:] in {*FORMATS, "svg", "png"}:
             file.unlink()
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")

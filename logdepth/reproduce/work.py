@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from logdepth.atomic import alone, readable_disk_errors
-from logdepth.data import Prepared
+from logdepth.data import DataConfig, Prepared
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
@@ -29,7 +29,7 @@ from logdepth.results import (
     refuse_other_text,
     write_result,
 )
-from logdepth.runs import RunConfig, RunFolder, decisive, device_named
+from logdepth.runs import RunConfig, RunFolder, TrainConfig, decisive, device_named
 from logdepth.train import (
     DivergedError,
     Interrupted,
@@ -77,6 +77,7 @@ class _Work:
         _refuse_unwritable(self.out)
         self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
         self.prepared: dict[tuple[str, int], Prepared] = {}
+        new: dict[tuple[DataConfig, TrainConfig], Prepared] = {}  # seeds and rows share their text: it is read once
         for row, config in self.missing:
             folder = RunFolder(self._folder(row, config))
             if folder.exists:
@@ -84,7 +85,8 @@ class _Work:
                 prepared = prepared_for(folder, self.data_dir)
             else:
                 folder.refuse_if_taken()
-                prepared = checked_and_prepared(config, self.data_dir)
+                kind = config.data, config.train
+                prepared = new.get(kind) or new.setdefault(kind, checked_and_prepared(config, self.data_dir))
             self.prepared[row, config.seed] = prepared
         texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
         results = self.out / "results"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import logdepth
-from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json
+from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json, write_text
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
 from logdepth.errors import UserError
@@ -136,8 +136,7 @@ class RunFolder:
         """Forgets what was measured after the steps from which training goes on: it will be measured again."""
         limits = {"train": step, "valid": validated}
         kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
-        with replacing(self.metrics) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_weights(self, which: Weights, model: LanguageModel, step: int) -> None:
         save_tensors(self.weights(which), model.state_dict(), {"step": step})

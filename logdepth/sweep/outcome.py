@@ -5,18 +5,16 @@ trials.csv, sweep.json   every trial
 history, importance      figures, .svg and .png: losses in order; how much of them each field explains
 """
 
-import contextlib
 import csv
-import fcntl
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from logdepth.atomic import readable_disk_errors, replacing, write_json
+from logdepth.atomic import write_json, write_text
+from logdepth.drawing import can_draw
 from logdepth.sweep.ledger import OVER, Ledger
 
 REASON, SECONDS, STEPS = "reason", "seconds", "steps"
@@ -24,17 +22,6 @@ REASON, SECONDS, STEPS = "reason", "seconds", "steps"
 FEWEST_FOR_IMPORTANCE = 4
 STATES = {TrialState.FAIL: "waiting"}
 """A trial that failed and is not gone on with yet waits for it."""
-
-
-@contextlib.contextmanager
-def one_at_a_time(out: Path) -> Iterator[None]:
-    """Around looking and writing, so that no worker writes over what another knew better."""
-    with readable_disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / "lock").open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def rows_of(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
@@ -79,15 +66,12 @@ def write_tables(out: Path, record: dict[str, Any], best: dict[str, Any] | None)
     for row in record["trials"]:
         values = [row["params"].get(name) for name in names]
         writer.writerow((*(row[fact] for fact in facts), *values, row["reason"]))
-    with replacing(out / "trials.csv") as partial:
-        partial.write_text(text.getvalue(), encoding="utf-8")
+    write_text(out / "trials.csv", text.getvalue())
 
 
 def draw(out: Path, rows: list[dict[str, Any]], study: optuna.Study) -> str | None:
     """The figures; returns what was left out, and why."""
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError:
+    if not can_draw():
         return "no figures: they need matplotlib; pip install 'logdepth[sweep]'"
     _draw_history(out / "history", rows)
     complete = sum(row["state"] == "complete" for row in rows)

@@ -22,6 +22,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
 import logdepth
+from logdepth.atomic import alone
 from logdepth.config import override, to_dict
 from logdepth.data import Batches
 from logdepth.errors import UserError
@@ -29,7 +30,7 @@ from logdepth.progress import Part, Progress, in_words
 from logdepth.runs import RunConfig, RunFolder, decisive
 from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
-from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, one_at_a_time, rows_of, write_tables
+from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, rows_of, write_tables
 from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
 from logdepth.sweep.study import TERMS, TEXT, Search, agree, open_study
@@ -256,7 +257,7 @@ class Worker:
     def _write(self, *, last: bool = False) -> dict[str, Any]:
         """The outcome so far, as sweep.json has it."""
         search = self.search
-        with one_at_a_time(search.out):
+        with alone(search.out):  # around looking and writing: no worker writes over what another knew better
             rows = rows_of(self._look(), search.trials)
             best = best_of(rows)
             record = {
