@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch.nn import functional as F
 
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
@@ -92,8 +91,7 @@ def _work(model: LanguageModel, tokens: torch.Tensor, what: What, precision: Pre
 
     def forward_and_backward() -> None:
         with arithmetic(precision, device):
-            logits = model(inputs)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            loss = model.loss(inputs, targets)
         torch.autograd.backward(loss)
         model.zero_grad(set_to_none=True)
 

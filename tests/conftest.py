@@ -10,6 +10,9 @@ from hypothesis import settings
 
 from tests.tiny_corpus import write_corpus
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton looks when they are defined
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers that share the cores must not each take all of them
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from logdepth.scanning import LengthsLike
 from logdepth.shapes import Tokens
@@ -85,6 +86,11 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def step(self, tokens: Tokens, state: Any, *, lengths: LengthsLike | None = None) -> tuple[Tensor, Any]:
         """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
+
+    def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
+        """Mean cross-entropy of the next tokens, in nats. Models whose head is one matrix do without all the logits."""
+        logits = self(tokens, cu_seqlens=cu_seqlens)
+        return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""

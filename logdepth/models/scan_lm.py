@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from logdepth.losses import linear_cross_entropy
 from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.models.language_model import LanguageModel, Size
 from logdepth.models.packing import check_tokens
@@ -143,8 +144,11 @@ class ScanLM(LanguageModel):
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
     ) -> Tensor:
-        check_tokens(tokens, packed=cu_seqlens is not None)
-        return self._run(tokens, (None,) * len(self.layers), lengths, cu_seqlens)[0]
+        return self._logits(self._features(tokens, lengths, cu_seqlens))
+
+    def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
+        features = self._features(tokens, None, cu_seqlens)
+        return linear_cross_entropy(features.flatten(0, -2), self._head_weight, targets.flatten())
 
     def init_state(self, batch: int) -> ScanLMState:
         weight = self.embedding.weight
@@ -155,8 +159,12 @@ class ScanLM(LanguageModel):
         self, tokens: Tokens, state: ScanLMState, *, lengths: LengthsLike | None = None
     ) -> tuple[Tensor, ScanLMState]:
         check_tokens(tokens, packed=False)
-        logits, layers = self._run(tokens, state.layers, lengths, None)
-        return logits, ScanLMState(layers)
+        features, layers = self._run(tokens, state.layers, lengths, None)
+        return self._logits(features), ScanLMState(layers)
+
+    def _features(self, tokens: Tokens, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Tensor:
+        check_tokens(tokens, packed=cu_seqlens is not None)
+        return self._run(tokens, (None,) * len(self.layers), lengths, cu_seqlens)[0]
 
     def _run(
         self,
@@ -179,17 +187,27 @@ class ScanLM(LanguageModel):
             after.append(state)
             return prefixes
 
-        return self.with_prefixes(tokens, prefixes_of), tuple(after)
+        return self._features_with(tokens, prefixes_of), tuple(after)
 
     def with_prefixes(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
         """Logits where `prefixes_of` makes the states of all prefixes, layer by layer: the scan, or another tree."""
+        return self._logits(self._features_with(tokens, prefixes_of))
+
+    def _features_with(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
+        """What the head reads."""
         features = self.embed_dropout(self.embedding(tokens))
         for number, layer in enumerate(self.layers):
             output = layer.output(prefixes_of(layer.operators(), layer.leaves(features)), features)
             features = features + output if number else output
-        features = self.output_dropout(features)
-        logits: Tensor = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
-        return logits
+        read: Tensor = self.output_dropout(features)
+        return read
+
+    @property
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self._head_weight)
 
 
 class ScanLayer(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from logdepth.losses import linear_cross_entropy
 from logdepth.models.attention import (
     AttentionName,
     alibi_slopes,
@@ -133,15 +134,19 @@ class Transformer(LanguageModel):
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
     ) -> Tensor:
-        check_tokens(tokens, packed=cu_seqlens is not None)
         del lengths  # in a causal model padding on the right reaches nothing
+        return self._logits(self._features(tokens, cu_seqlens))
+
+    def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
+        features = self.norm(self._features(tokens, cu_seqlens))
+        return linear_cross_entropy(features.flatten(0, -2), self._head_weight, targets.flatten())
+
+    def _features(self, tokens: Tokens, cu_seqlens: LengthsLike | None) -> Tensor:
+        """What the head reads, before its norm."""
+        check_tokens(tokens, packed=cu_seqlens is not None)
         if cu_seqlens is not None:
             rows, index = unpack(tokens, cu_seqlens)  # packed documents are computed padded
-            return self._logits(self._features(rows).flatten(0, 1).index_select(0, index))
-        return self._logits(self._features(tokens))
-
-    def _features(self, tokens: Tokens) -> Tensor:
-        """What the head reads, before its norm."""
+            return self._features(rows, None).flatten(0, 1).index_select(0, index)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         features = self._embed(tokens, positions)
         backend = chosen_backend(self.config.attention, alibi=self.slopes is not None, device=tokens.device)
@@ -197,10 +202,12 @@ class Transformer(LanguageModel):
         embedded: Tensor = self.embed_dropout(features)
         return embedded
 
+    @property
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
     def _logits(self, features: Tensor) -> Tensor:
-        features = self.norm(features)
-        logits: Tensor = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
-        return logits
+        return F.linear(self.norm(features), self._head_weight)
 
 
 class Block(nn.Module):

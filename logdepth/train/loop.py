@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from logdepth.data import Batches, Prepared, document_bounds
 from logdepth.errors import UserError
@@ -176,11 +175,9 @@ class Trainer:
         inputs, targets = windows[:, :-1], windows[:, 1:]
         with arithmetic(self.config.train.precision, self.device):
             if self.separator is None:
-                logits = self.model(inputs)
-            else:
-                bounds = document_bounds(inputs.cpu().numpy(), self.separator)
-                logits = self.model(inputs.flatten(), cu_seqlens=bounds)
-        return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+                return self.model.loss(inputs, targets)
+            bounds = document_bounds(inputs.cpu().numpy(), self.separator)
+            return self.model.loss(inputs.flatten(), targets.flatten(), cu_seqlens=bounds)
 
     def _log(self, rate: float) -> None:
         """One line of metrics for the steps since the last."""
