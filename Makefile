@@ -7,10 +7,10 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures clean
+.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures performance clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(DEMO_STAMP) ## the paper's experiment, small, on Python's own documentation: minutes on two cores; see demo/report.html
 	LOGDEPTH_CACHE=$(CURDIR)/demo/cache $(BIN)/logdepth reproduce pydocs --out demo
@@ -63,6 +63,9 @@ figures: $(STAMP) ## draw the README's figures again, from results/ where they s
 	$(BIN)/python docs/figures/draw_scan.py
 	$(BIN)/python docs/figures/draw_benchmark.py
 	$(BIN)/python docs/figures/draw_demo.py
+
+performance: $(STAMP) ## docs/performance.md and its figures, from results/speed-*.json
+	$(BIN)/python docs/figures/draw_speed.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) site mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,17 +3,19 @@
 A row depends on its prompt, its number and the seed alone: the rows beside it do not change its text.
 """
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from logdepth.data import Tokenizer
+from logdepth.decoding import Decoder
 from logdepth.errors import UserError
-from logdepth.models import LanguageModel
+from logdepth.models import LanguageModel, ModelState, ScanLM
 from logdepth.runs import Precision, arithmetic
 
 
@@ -82,12 +84,20 @@ def generate(
     *,
     separated: bool = True,
     precision: Precision = "auto",
+    accelerate: bool = False,
+    say: Callable[[str], None] = warnings.warn,
 ) -> Iterator[Piece]:
     """The texts that follow the prompts, in pieces as they come.
 
-    `separated`: whether the model knows the end of a document, which then ends a text and starts one without a prompt.
+    Args:
+        separated: whether the model knows the end of a document, which then ends a text and starts one without a
+            prompt.
+        accelerate: fused kernels, from now on in all that the model computes, and CUDA graphs for its steps.
+        say: told in one line, once, what of that does not apply.
     """
     model.eval()
+    if accelerate and (reason := model.accelerate()):
+        say(reason)
     device = next(model.parameters()).device
     rows = []
     for number, prompt in enumerate(prompts):
@@ -103,6 +113,7 @@ def generate(
             padded[number, : lengths[number]] = torch.tensor(row.tokens)
         logits, state = model.step(padded.to(device), model.init_state(len(rows)), lengths=lengths)
         last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
+    steps = _steps_after(model, state, accelerate, say)
     while True:
         chosen = [_choose(scores, config, row.generator) for scores, row in zip(_rows(last), rows, strict=True)]
         going = []
@@ -115,11 +126,35 @@ def generate(
         if not going:
             return
         if len(going) < len(rows):
-            rows, state = [rows[place] for place in going], state.select(going)
-        newest = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
+            rows = [rows[place] for place in going]
+            steps.select(going)
+        newest = torch.tensor([row.tokens[-1] for row in rows], device=device)
         with arithmetic(precision, device):
-            logits, state = model.step(newest, state)
-        last = logits[:, -1]
+            last = steps.step(newest)
+
+
+class _ModelSteps:
+    """Tokens one by one through `model.step`, for models without a decoder of their own."""
+
+    def __init__(self, model: LanguageModel, state: ModelState) -> None:
+        self.model, self.at = model, state
+
+    def step(self, tokens: Tensor) -> Tensor:
+        logits, self.at = self.model.step(tokens[:, None], self.at)
+        return logits[:, -1]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.at = self.at.select(rows)
+
+
+def _steps_after(
+    model: LanguageModel, state: Any, accelerate: bool, say: Callable[[str], None]
+) -> Decoder | _ModelSteps:
+    if isinstance(model, ScanLM):
+        return Decoder(model, state, graphs=accelerate, say=say)
+    if accelerate:
+        say(f"a {type(model).__name__} generates token by token without CUDA graphs")
+    return _ModelSteps(model, state)
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, separated: bool) -> list[int]:

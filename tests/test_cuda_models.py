@@ -4,6 +4,8 @@ import dataclasses
 import math
 import signal
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from logdepth.data import prepare
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig
-from logdepth.runs import RunConfig, TrainConfig
+from logdepth.runs import RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
-from logdepth.train import resume, train
-from tests.run_folders import interrupted_at, same_files
+from logdepth.train import Trainer, resume, train
+from tests.run_folders import interrupted_at, measured, same_files
 from tests.tiny_corpus import tiny_data
 
 pytestmark = [
@@ -102,6 +105,94 @@ def test_compiled_models_learn(name: str, corpus: Path, tmp_path: Path) -> None:
     settings = TrainConfig(max_steps=12, evaluate_every=6, batch_size=4, context=64, device="cuda", compile=True)
     standing = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
     assert math.isfinite(standing.best_loss)
+
+
+ACCELERATED = TrainConfig(
+    max_steps=30, evaluate_every=10, batch_size=8, context=64, device="cuda", log_every=1, accelerate=True
+)
+
+
+@contextmanager
+def all_captured() -> Iterator[list[bool]]:
+    """Whether each trainer of the meantime had its steps captured in one graph, in the end."""
+    original, last = Trainer._step, {}
+    seen: list[bool] = []
+
+    def looking(self: Trainer) -> None:
+        original(self)
+        recordings = [] if self.captured is None else list(self.captured.recordings.values())
+        last[self] = len(recordings) == 1 and recordings[0] is not None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", looking)
+        yield seen
+    seen += last.values()
+    assert all(trainer.captured is None or not trainer.captured.recordings for trainer in last)  # memory is given back
+
+
+@every_model
+@pytest.mark.parametrize("compiled", [False, True])
+def test_accelerated_runs_resume_to_the_bit(name: str, compiled: bool, corpus: Path, tmp_path: Path) -> None:
+    """Steps that run before the capture and steps that are replayed are the same, dropout and all."""
+    torch.use_deterministic_algorithms(False)
+    settings = dataclasses.replace(ACCELERATED, micro_batch=4, compile=compiled)
+    config = RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings)
+    with all_captured() as captured:
+        train(config, tmp_path / "whole")
+        with interrupted_at(17, signal.SIGTERM):
+            train(config, tmp_path / "parts")
+        resume(tmp_path / "parts")
+    assert captured == [True, True, True]
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+@every_model
+def test_accelerated_runs_learn_as_plain_ones(name: str, corpus: Path, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    model = without_dropout(MODELS[name])
+    losses = []
+    for accelerate in (False, True):
+        settings = dataclasses.replace(ACCELERATED, accelerate=accelerate)
+        with all_captured() as captured:
+            train(RunConfig(data=tiny_data(corpus), model=model, train=settings), tmp_path / str(accelerate))
+        assert captured == [accelerate]
+        lines = [line for line in measured(tmp_path / str(accelerate)) if line["kind"] == "train"]
+        losses.append([line["loss"] for line in lines])
+    assert len(losses[0]) == 30
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[0][-1] < losses[0][0] - 0.5  # there was something to learn
+
+
+def test_a_run_may_go_on_with_or_without_acceleration(corpus: Path, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    accelerated = RunConfig(data=tiny_data(corpus), model=without_dropout(MODELS["ar-grc"]), train=ACCELERATED)
+    plain = dataclasses.replace(accelerated, train=dataclasses.replace(ACCELERATED, accelerate=False))
+    ends = [train(plain, tmp_path / "plain").best_loss]
+    for number, (before, after) in enumerate([(accelerated, plain), (plain, accelerated)]):
+        folder = RunFolder(tmp_path / str(number))
+        with interrupted_at(17, signal.SIGTERM):
+            train(before, folder.path)
+        ends.append(Trainer(folder, after, prepare(after.data), torch.device("cuda")).run().best_loss)
+    assert ends == pytest.approx([ends[0]] * 3, rel=0.02)
+
+
+@every_model
+def test_accelerated_runs_on_packed_documents_have_no_graph_and_say_so(
+    name: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.use_deterministic_algorithms(False)
+    settings = dataclasses.replace(ACCELERATED, reset_at_documents=True)
+    with all_captured() as captured:
+        standing = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
+    assert captured == [False]
+    assert math.isfinite(standing.best_loss)
+    assert capsys.readouterr().err.count("no CUDA graph of steps: documents that start anew") == 1
+
+
+def without_dropout(config: ModelConfig) -> ModelConfig:
+    if isinstance(config, ScanLMConfig):
+        return dataclasses.replace(config, leaf_dropout=0.0, operator=dataclasses.replace(config.operator, dropout=0.0))
+    return dataclasses.replace(config, dropout=0.0)
 
 
 @pytest.mark.parametrize(("name", "words"), [("alibi", "FlexAttention"), ("sinusoidal", "FlashAttention")])

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
 from logdepth.errors import UserError
-from logdepth.generate import SamplingConfig, _beginning_of_a_stop, _choose, generate
-from logdepth.models import LanguageModel
+from logdepth.generate import SamplingConfig, _beginning_of_a_stop, _choose, _ModelSteps, generate
+from logdepth.models import LanguageModel, ScanLM
 from tests.small_models import SMALL_MODELS
 from tests.tiny_corpus import tiny_data
 
@@ -27,10 +28,15 @@ def tokenizer(corpus: Path) -> Tokenizer:
 
 
 def texts(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: list[str], config: SamplingConfig, separated: bool = True
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: list[str],
+    config: SamplingConfig,
+    separated: bool = True,
+    **acceleration: Any,
 ) -> list[str]:
     found, ended = [""] * len(prompts), Counter[int]()
-    for piece in generate(model, tokenizer, prompts, config, separated=separated):
+    for piece in generate(model, tokenizer, prompts, config, separated=separated, **acceleration):
         assert not ended[piece.row]
         found[piece.row] += piece.text
         ended[piece.row] += piece.last
@@ -50,6 +56,29 @@ def test_a_row_gets_the_same_text_in_any_batch(name: str, temperature: float, to
     together = texts(model, tokenizer, PROMPTS, config)
     for number in range(len(PROMPTS)):
         assert texts(model, tokenizer, PROMPTS[: number + 1], config)[number] == together[number]
+
+
+@every_model
+def test_texts_are_those_of_the_models_own_steps(
+    name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = built(name, tokenizer), SamplingConfig(max_tokens=30, stop=("e",))  # rows end at different times
+    found = texts(model, tokenizer, PROMPTS, config)
+    monkeypatch.setattr("logdepth.generate.Decoder", lambda model, state, **_: _ModelSteps(model, state))
+    assert texts(model, tokenizer, PROMPTS, config) == found
+    assert len({len(text) for text in found}) > 1
+
+
+@every_model
+def test_acceleration_falls_back_and_says_so_once(
+    name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config, said = built(name, tokenizer), SamplingConfig(max_tokens=8), []
+    monkeypatch.setattr(type(model), "accelerate", lambda _: "there is nothing to fuse")
+    found = texts(model, tokenizer, PROMPTS, config, accelerate=True, say=said.append)
+    assert found == texts(model, tokenizer, PROMPTS, config, say=pytest.fail)
+    own = [] if isinstance(model, ScanLM) else ["a Transformer generates token by token without CUDA graphs"]
+    assert said == ["there is nothing to fuse", *own]
 
 
 @every_model

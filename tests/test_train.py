@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from logdepth.errors import UserError
-from logdepth.runs import RunFolder, TrainConfig
+from logdepth.runs import RunFolder, TrainConfig, decisive
 from logdepth.runs.tensors import load_tensors
-from logdepth.train import Trainer, train
+from logdepth.train import Trainer, compile_model, train
 from logdepth.train.optimizer import build_optimizer, learning_rate
-from tests.run_folders import TRAIN, measured, run_config
+from tests.run_folders import TRAIN, measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
 from tests.tiny_corpus import write_corpus
 
@@ -73,6 +73,55 @@ def test_micro_batches_give_the_gradient_of_the_batch(corpus: Path, tmp_path: Pa
         left, right = (load_file(tmp_path / name / "last.safetensors") for name in ("0", str(number)))
         for key in left:
             torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 3}, {"reset_at_documents": True}])
+def test_accelerate_changes_nothing_on_the_cpu_and_says_so(
+    changes: dict[str, Any], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = dataclasses.replace(SCAN, leaf_dropout=0.1)
+    train(run_config(corpus, model, **changes), tmp_path / "plain")
+    assert "train.accelerate" not in capsys.readouterr().err
+    train(run_config(corpus, model, accelerate=True, **changes), tmp_path / "accelerated")
+    assert capsys.readouterr().err.count("train.accelerate changes nothing on the cpu") == 1
+    same_files(tmp_path / "plain", tmp_path / "accelerated")
+
+
+def test_machines_of_a_study_may_differ_in_how_they_accelerate(corpus: Path) -> None:
+    assert decisive(run_config(corpus)) == decisive(run_config(corpus, accelerate=True, compile=True))
+
+
+def test_a_captured_step_is_a_step(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a GPU does in a step is one function of windows and rate; a capture that failed leaves nothing in it."""
+    config = run_config(corpus, dataclasses.replace(SCAN, leaf_dropout=0.1))
+    train(config, tmp_path / "plain")
+    original, rates = Trainer._gradients_and_update, []
+
+    def after_a_failure(self: Trainer, windows: torch.Tensor, rate: float) -> Any:
+        rates.append(rate)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, math.nan)  # as a failed capture leaves them
+        return original(self, windows, rate)
+
+    monkeypatch.setattr(Trainer, "_gradients_and_update", after_a_failure)
+    train(config, tmp_path / "captured")
+    assert rates == [learning_rate(config.train, step, 24) for step in range(24)]
+    same_files(tmp_path / "plain", tmp_path / "captured")
+
+
+def test_the_loss_of_a_compiled_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does without `forward`, which is all that a module compiles by itself."""
+    model, tokens = SMALL_MODELS["transformer-sinusoidal"].build(13), torch.tensor([[1, 2, 3]])
+    names, loss, compiled = set(model.state_dict()), model.loss(tokens, tokens), []
+
+    def as_if_compiled(function: Any) -> Any:
+        return lambda *arguments: compiled.append(function.__name__) or function(*arguments)
+
+    monkeypatch.setattr(torch, "compile", as_if_compiled)
+    compile_model(model)
+    assert model.loss(tokens, tokens) == loss
+    assert compiled == ["loss"]
+    assert set(model.state_dict()) == names
 
 
 def test_seeds_decide(corpus: Path, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class GenerateCommand:
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
     """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    accelerate: Switch = False
+    """Fused kernels and CUDA graphs; falls back, and says so, where they do not apply."""
     json: Switch = False
     """Print prompts and texts as JSON, at the end."""
 
@@ -52,6 +54,8 @@ def run(arguments: Sequence[str]) -> int:
         command.sampling,
         separated=CORPORA[loaded.config.data.corpus].separated,
         precision=command.precision,
+        accelerate=command.accelerate,
+        say=lambda line: print(line, file=sys.stderr),
     )
     live = len(prompts) == 1 and not command.json
     texts = [""] * len(prompts)

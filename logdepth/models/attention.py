@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from logdepth.capture import keep
+
 FLEX_COMPILATIONS = 64
 """Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""
 
@@ -77,6 +79,7 @@ def backend_in_words(backend: str, *, alibi: bool, queries: Tensor) -> str:
 
 def _flex_alibi(queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
     attention, mask = _compiled_flex(), _causal_mask(queries.shape[2], str(queries.device))
+    keep(mask)
 
     def alibi(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score - slopes[head] * (query - key)

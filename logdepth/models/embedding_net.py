@@ -30,6 +30,15 @@ class EmbeddingNet(nn.Module):
         refined: Tensor = self.out(self.blocks(F.silu(self.stem(states))))
         return states + refined
 
+    def fused(self, states: Tensor) -> Tensor:
+        """The same by fused kernels, of `[rows, width]` in the dtype of the products."""
+        from logdepth.fused.linear_normed import linear_normed
+
+        hidden = linear_normed(*self.stem, states)
+        for block in self.blocks:
+            hidden = block.fused(hidden)
+        return linear_normed(*self.out, hidden, skip=states, silu=False)
+
 
 class _Residual(nn.Module):
     """Linear maps through the given widths, and a skip around them that is projected where the widths differ."""
@@ -45,6 +54,15 @@ class _Residual(nn.Module):
         for one in hidden:
             inner = F.silu(one(inner))
         return F.silu(self.skip(states) + last(inner))
+
+    def fused(self, states: Tensor) -> Tensor:
+        from logdepth.fused.linear_normed import linear_normed
+
+        *hidden, last = self.maps
+        inner = states
+        for one in hidden:
+            inner = linear_normed(*one, inner)
+        return linear_normed(*last, inner, skip=self.skip(states))
 
 
 def _normed_linear(before: int, after: int) -> nn.Sequential:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -92,9 +93,22 @@ class LanguageModel(nn.Module, ABC):
         logits = self(tokens, cu_seqlens=cu_seqlens)
         return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
+    def accelerate(self) -> str | None:
+        """Compute with fused kernels from now on, with the same answers to rounding.
+
+        None, or in one line why the model goes on as it is. A model without such kernels has nothing to say.
+        """
+        return None
+
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""
         return None
+
+
+def arithmetic_dtype(weight: Tensor) -> torch.dtype:
+    """Of matrix products with this weight: autocast's, where it is on."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def num_parameters(model: nn.Module) -> int:

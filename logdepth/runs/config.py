@@ -58,6 +58,8 @@ class TrainConfig:
     """Minutes between checkpoints, besides those at validations."""
     compile: bool = False
     """torch.compile: the operator of a ScanLM, the whole of a Transformer."""
+    accelerate: bool = False
+    """Fused kernels and CUDA graphs; falls back, and says so, where they do not apply."""
     deterministic: bool = True
     """Whether CUDA may only use algorithms that give the same bits each time; exact resuming needs it."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
@@ -98,7 +100,8 @@ class RunConfig:
 
 OF_THE_MACHINE = {
     "data.paths",
-    *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every", "compile")),
+    *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every")),
+    *(f"train.{name}" for name in ("compile", "accelerate")),
 }
 """Fields in which machines that share a study may differ; that they read the same text is checked by its hash."""
 

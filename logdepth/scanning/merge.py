@@ -40,11 +40,16 @@ def checked_pair(operator: Operator | OperatorPair, elements: Tensor, checkpoint
     check = _check_under_autocast if autocast else _check
     merge = partial(merge_and_recompute, check) if checkpoint and torch.is_grad_enabled() else check
     for one in (up,) if down is up else (up, down):
-        width = getattr(one, "width", None)
-        if isinstance(width, int) and width != elements.shape[-1]:
-            raise ValueError(f"operator has width {width}, but elements have width {elements.shape[-1]}")
+        check_width(one, elements)
     checked_up = partial(merge, up)
     return checked_up, checked_up if down is up else partial(merge, down)
+
+
+def check_width(operator: object, elements: Tensor) -> None:
+    """Refuse an operator that says it has another width."""
+    width = getattr(operator, "width", None)
+    if isinstance(width, int) and width != elements.shape[-1]:
+        raise ValueError(f"operator has width {width}, but elements have width {elements.shape[-1]}")
 
 
 def _check(operator: Operator, left: Rows, right: Rows) -> Rows:

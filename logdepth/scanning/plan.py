@@ -18,7 +18,7 @@ of the down-sweep are runs of consecutive rows. Other batches read some rows thr
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -106,6 +106,8 @@ class Plan:
     """The order that brings the blocks of all levels, highest first, into the state's; None where they have it."""
     nbytes: int
     """Bytes of the index arrays."""
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What users of the plan worked out from it, to be found again as long as the plan is."""
 
 
 def build_plan(

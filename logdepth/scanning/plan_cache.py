@@ -6,6 +6,7 @@ from threading import Lock
 
 import torch
 
+from logdepth.capture import keep
 from logdepth.scanning.arguments import Layout
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Lengths
@@ -40,6 +41,7 @@ class PlanCache:
             plan = self._plans.get(key)
             if plan is not None:
                 self._plans.move_to_end(key)
+                keep(plan)
                 return plan
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("cannot plan a scan of new lengths while a CUDA graph is captured: run it once before")

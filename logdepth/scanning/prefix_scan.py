@@ -1,5 +1,7 @@
 """`scan` and `reduce`: the public functions. They check arguments, find the plan, and run the sweeps."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +11,11 @@ from torch import Tensor
 from logdepth.scanning.arguments import check_state, layout_of
 from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.lengths import Lengths
-from logdepth.scanning.merge import Operator, OperatorPair, checked_pair
+from logdepth.scanning.merge import Operator, OperatorPair, check_width, checked_pair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.state import ScanState, last_prefixes
-from logdepth.scanning.sweep import sweep
+from logdepth.scanning.sweep import OwnSweep, Swept, sweep
 from logdepth.scanning.uncompiled import outside_compiled_graphs
 from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
@@ -27,7 +29,7 @@ class ScanResult(NamedTuple):
 
 @outside_compiled_graphs
 def scan(
-    operator: Operator | OperatorPair,
+    operator: Operator | OperatorPair | OwnSweep,
     elements: Batch | Packed,
     state: ScanState | None = None,
     *,
@@ -58,7 +60,7 @@ def scan(
     layout = layout_of(elements, lengths, cu_seqlens)
     if state is not None:
         check_state(state, elements, layout)
-    pair = checked_pair(operator, elements, checkpoint)
+    swept_by = _sweep_of(operator, elements, checkpoint)
     old = state.row_lengths if state is not None else Lengths(layout.new.num_rows, 0, None)
     flat = elements.reshape(layout.num_elements, elements.shape[-1])
     nothing = flat.narrow(0, 0, 0)
@@ -71,13 +73,13 @@ def scan(
     plan = PLANS.plan(below, above, layout, elements.device)
     if state is None:
         kept = kept_prefixes = nothing
-        swept = sweep(plan, pair, flat, nothing, nothing, nothing, nothing)
+        swept = swept_by(plan, flat, nothing, nothing, nothing)
     else:
         # Levels that the new elements do not touch come first in the tables, and stay as they are.
         kept, stored = _cut(state.blocks, plan.num_stored, nothing)
         kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
         edges = last_prefixes(kept_prefixes, above)
-        swept = sweep(plan, pair, flat, stored, stored_prefixes, edges, nothing)
+        swept = swept_by(plan, flat, stored, stored_prefixes, edges)
     blocks = _table(kept, swept.blocks, plan.by_document)
     prefixes = _table(kept_prefixes, swept.prefixes, plan.by_document)
     return ScanResult(_answers(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
@@ -85,7 +87,7 @@ def scan(
 
 @outside_compiled_graphs
 def reduce(
-    operator: Operator | OperatorPair,
+    operator: Operator | OperatorPair | OwnSweep,
     elements: Batch | Packed,
     *,
     lengths: LengthsLike | None = None,
@@ -100,14 +102,25 @@ def reduce(
     if empty.size:
         what = "document" if layout.row_stride is None else "row"
         raise ValueError(f"cannot reduce {what} {empty[0]}: it has no elements, and there is no identity to return")
-    pair = checked_pair(operator, elements, checkpoint=False)
+    swept_by = _sweep_of(operator, elements, checkpoint=False)
     flat = elements.reshape(layout.num_elements, elements.shape[-1])
     nothing = flat.narrow(0, 0, 0)
     if not layout.new.num_rows:
         return nothing
     none = Lengths(layout.new.num_rows, 0, None)
     plan = PLANS.plan(none, none, layout, elements.device, every_prefix=False)
-    return _answers(sweep(plan, pair, flat, nothing, nothing, nothing, nothing).outputs, plan)
+    return _answers(swept_by(plan, flat, nothing, nothing, nothing).outputs, plan)
+
+
+def _sweep_of(
+    operator: Operator | OperatorPair | OwnSweep, elements: Tensor, checkpoint: bool
+) -> Callable[[Plan, Rows, Blocks, Blocks, Blocks], Swept]:
+    """How this operator sweeps a plan over elements, stored blocks, stored prefixes and edges."""
+    if isinstance(operator, OwnSweep):
+        check_width(operator, elements)
+        return partial(operator.sweep, checkpoint=checkpoint and torch.is_grad_enabled())
+    pair = checked_pair(operator, elements, checkpoint)
+    return lambda plan, flat, *stored: sweep(plan, pair, flat, *stored, flat.narrow(0, 0, 0))
 
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:

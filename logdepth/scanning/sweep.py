@@ -3,6 +3,7 @@
 It knows rows and matrices; which document a row belongs to, and why it is read, is the plan's business.
 """
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,18 @@ from torch import Tensor
 from logdepth.scanning.merge import OperatorPair
 from logdepth.scanning.plan import Plan, RowsToTake
 from logdepth.shapes import Blocks, Rows
+
+
+class OwnSweep(ABC):
+    """An operator that does not merge pairs of rows when asked to, but sweeps a whole plan by itself."""
+
+    width: int
+
+    @abstractmethod
+    def sweep(
+        self, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks, checkpoint: bool
+    ) -> "Swept":
+        """What the function `sweep` would bring back; with `checkpoint`, in as little memory as it can."""
 
 
 class Swept(NamedTuple):

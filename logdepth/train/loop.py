@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from logdepth.capture import Captured
 from logdepth.data import Batches, Prepared, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, perplexity
@@ -24,7 +25,13 @@ from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.interrupt import Interrupted, StopRequest
-from logdepth.train.optimizer import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from logdepth.train.optimizer import (
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
 from logdepth.train.trackers import open_trackers
 from logdepth.train.watch import Watch
 
@@ -82,11 +89,36 @@ class Trainer:
         elif train.init_from is not None:
             weights = RunFolder(train.init_from).weights("best")
             load_weights(self.model, load_tensors(weights)[0], weights)
-        if train.compile:
-            compile_model(self.model)
+        self.captured: Captured | None = None
+        """A step as a CUDA graph."""
+        self.remarks: list[str] = []
+        """What whoever asked for speed should know."""
+        self._make_faster()
         self.unseen: list[tuple[int, Tensor, Tensor]] = []
         """Step, loss and norm of the gradient of steps not yet looked at: looking makes a GPU wait."""
         self.logged_at, self.timed_steps, self.note = time.monotonic(), 0, ""
+
+    def _make_faster(self) -> None:
+        """Fused kernels, compiled code and a captured step: what the config asks for and the run allows."""
+        train, fused = self.config.train, False
+        if train.accelerate and self.device.type != "cuda":
+            self.remarks.append(f"train.accelerate changes nothing on the {self.device.type}: it is for CUDA")
+        elif train.accelerate:
+            reason = self.model.accelerate()
+            if reason is not None:
+                self.remarks.append(reason)
+            fused = reason is None and isinstance(self.model, ScanLM)
+            if self.separator is None:
+                self.captured = Captured(
+                    self._gradients_and_update,
+                    clone=True,  # losses are looked at many steps later
+                    changes=self.model.parameters(),
+                    say=lambda line: self.progress.say(line),
+                )
+            else:
+                self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
+        if train.compile and not fused:  # fused operators are compiled already
+            compile_model(self.model)
 
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
@@ -103,6 +135,8 @@ class Trainer:
             StopRequest() as self.stop,
             self.watch.progress(self.total_steps, standing.step) as self.progress,
         ):
+            if self.captured is not None:
+                stack.callback(self.captured.forget)  # memory for whoever trains next in this process
             self._introduce()
             if self.config.train.init_from is not None and not self.folder.checkpoint.is_file():
                 self._save()  # from here on the run that it started from is no longer needed
@@ -135,12 +169,18 @@ class Trainer:
                 "its peak; lower train.warmup_steps"
             )
 
+        for remark in self.remarks:
+            self.progress.say(remark)
+
     def _step(self) -> None:
         train, step = self.config.train, self.standing.step
         rate = learning_rate(train, step, self.total_steps)
         windows = self._windows(step)
-        loss = self._gradients(windows)
-        norm = self._update(rate)
+        torch.manual_seed(_seed_of(self.config.seed, step))  # dropout too depends on the step alone
+        if self.captured is None:
+            loss, norm = self._gradients_and_update(windows, rate)
+        else:
+            loss, norm = self.captured(windows, torch.full((), rate, device=self.device))
         self.standing.step = step + 1
         self.timed_steps += 1
         self.unseen.append((step + 1, loss, norm))
@@ -152,9 +192,14 @@ class Trainer:
         windows = torch.from_numpy(self.batches.at(step))
         return windows.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else windows
 
+    def _gradients_and_update(self, windows: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
+        """All of a step that a GPU does; what it does depends on the windows' shape alone, so it can be captured."""
+        self.optimizer.zero_grad(set_to_none=True)  # a capture that failed may have left gradients without numbers
+        loss = self._gradients(windows)
+        return loss, self._update(rate)
+
     def _gradients(self, windows: Tensor) -> Tensor:
         """Adds up the gradients of a step's micro-batches; returns its loss."""
-        torch.manual_seed(_seed_of(self.config.seed, self.standing.step))  # dropout too depends on the step alone
         loss = torch.zeros((), device=self.device)
         for part in torch.split(windows, self.config.train.micro_batch or len(windows)):
             part_loss = self._loss(part) * (len(part) / len(windows))
@@ -162,10 +207,9 @@ class Trainer:
             loss += part_loss.detach()
         return loss
 
-    def _update(self, rate: float) -> Tensor:
+    def _update(self, rate: float | Tensor) -> Tensor:
         """Changes the weights; returns the norm of the gradient before it was clipped."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self.optimizer, rate)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -312,6 +356,7 @@ def compile_model(model: LanguageModel) -> None:
                 operator.compile(dynamic=True)
     else:
         model.compile()
+        setattr(model, "loss", torch.compile(model.loss))  # noqa: B010  (it does without `forward`)
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,14 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """For the next step. One that is captured in a CUDA graph reads its tensor whenever it is replayed."""
+    captured = isinstance(rate, Tensor) and rate.is_cuda and torch.cuda.is_current_stream_capturing()
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        group["capturable"] = captured  # only the optimizer's own check reads it: fused steps are the same
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as `name of the parameter/name of the moment`."""
     return {

@@ -1,0 +1,1 @@
+"""Time and memory, as ratios within one run."""

@@ -1,0 +1,210 @@
+"""Speed on one GPU: forward, training and decoding, beside Transformers and a measured floor, all in one run.
+
+    python benchmarks/gpu.py                        # everything; under 6 minutes on an H200; results/speed-<gpu>.json
+    python benchmarks/gpu.py --parts rates,forward  # some of it
+    python benchmarks/gpu.py --smoke                # tiny, on the CPU, to see that it runs; the numbers mean nothing
+
+Each part runs in a process of its own, within its own seconds; one that fails or takes too long is recorded as such,
+with what it had measured by then, and the others go on. The file is written anew after every part. What the bars are,
+and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # runs uninstalled too
+
+import torch
+
+from benchmarks.speed import bars, sizes
+from logdepth.atomic import read_json, write_json
+from logdepth.runs.environment import environment
+
+
+class Part(NamedTuple):
+    module: str
+    function: str
+    seconds: float
+    """After which it is ended."""
+
+
+PARTS = {
+    "rates": Part("benchmarks.speed.rates", "measure", 25),
+    "forward": Part("benchmarks.speed.forward", "measure", 140),
+    "training": Part("benchmarks.speed.training", "measure", 120),
+    "decoding": Part("benchmarks.speed.decoding", "measure", 70),
+    "large": Part("benchmarks.speed.training", "measure_large", 40),
+    "startup": Part("benchmarks.speed.startup", "measure", 60),
+}
+STARTING_SECONDS = 12.0
+"""Of a part's seconds, kept for its process to start and to end."""
+ALL_SECONDS = 345.0
+"""Parts together take no more: the last ones may be cut short."""
+CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    device = torch.device("cpu" if arguments.smoke else "cuda")
+    if arguments.part:
+        _run_part(arguments.part, device, arguments.out, arguments.seconds, arguments.smoke)
+        return
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("no GPU here; try --smoke, which rehearses on the CPU")
+    names = arguments.parts.split(",")
+    for name in names:
+        if name not in PARTS:
+            sys.exit(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
+    report = _new_report(device, arguments.smoke)
+    out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{_gpu()}.json")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, _compile_caches(folder):
+        for name in names:
+            print(f"{name}:", flush=True)
+            seconds = min(PARTS[name].seconds, ALL_SECONDS - (time.monotonic() - started))
+            report["parts"][name] = _in_own_process(name, Path(folder), max(seconds, 0.0), arguments.smoke)
+            report["seconds"] = round(time.monotonic() - started, 1)
+            report["clocks"]["after"] = _clocks()
+            measured = {part: done["results"] for part, done in report["parts"].items()}
+            report["floor_flops_per_second"] = bars.best_rate(measured)
+            report["rows"] = [] if arguments.smoke else bars.verdicts(measured)
+            if out is not None:
+                write_json(out, report)
+    _print(report)
+    failed = [name for name, part in report["parts"].items() if part["status"] != "done"]
+    if failed:
+        sys.exit(f"not done: {', '.join(failed)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between (default: all)")
+    parser.add_argument("--out", type=Path, help="where to write the numbers (default: results/speed-<gpu>.json)")
+    parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run_part(name: str, device: torch.device, out: Path, seconds: float, smoke: bool) -> None:
+    """In the part's own process."""
+    from benchmarks.speed.bench import Bench
+
+    part = PARTS[name]
+    if smoke:
+        torch.set_num_threads(1)
+    bench = Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds - STARTING_SECONDS)
+    getattr(importlib.import_module(part.module), part.function)(bench)
+
+
+def _in_own_process(name: str, folder: Path, seconds: float, smoke: bool) -> dict[str, Any]:
+    results, errors = folder / f"{name}.json", folder / f"{name}.errors"
+    command = [sys.executable, __file__, "--part", name, "--out", str(results), "--seconds", str(seconds)]
+    command += ["--smoke"] if smoke else []
+    started = time.monotonic()
+    message = None
+    with errors.open("w") as stream:
+        try:
+            code = subprocess.run(command, stderr=stream, timeout=seconds).returncode
+            status = "failed" if code else "done"
+        except subprocess.TimeoutExpired:
+            status = "timed out"
+    if status == "failed":
+        lines = errors.read_text(errors="replace").strip().splitlines()
+        message = lines[-1] if lines else f"exit status {code}"
+        print("\n".join(lines[-30:]), file=sys.stderr)
+    return {
+        "status": status,
+        "message": message,
+        "seconds": round(time.monotonic() - started, 1),
+        "clocks": _clocks(),
+        "results": read_json(results) if results.exists() else [],
+    }
+
+
+@contextlib.contextmanager
+def _compile_caches(folder: str) -> Iterator[None]:
+    """Compiled code of this run alone, shared by its parts; compiled on all cores."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+    os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(16, os.cpu_count() or 1))
+    yield
+
+
+def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
+    facts = environment(device)
+    del facts["command"]  # it names folders of this machine
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        facts["triton"] = importlib.metadata.version("triton")
+    clocks = _clocks()
+    return {
+        "smoke": smoke,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": facts,
+        "clocks": {"before": clocks, "after": clocks},
+        "seconds": 0.0,
+        "floor_flops_per_second": None,
+        "rows": [],
+        "parts": {},
+    }
+
+
+def _clocks() -> dict[str, str] | None:
+    """What nvidia-smi says of clocks, heat and power; None where it is not there."""
+    command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    values = done.stdout.splitlines()[0].split(", ")
+    return dict(zip(CLOCKS.split(","), values, strict=False))
+
+
+def _gpu() -> str:
+    """NVIDIA H200 → h200."""
+    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(f"\n{'':<78} {'ours':>11} {'theirs':>11}          ratio" if report["rows"] else "")
+    what = None
+    for row in report["rows"]:
+        if row["what"] != what:
+            what = row["what"]
+            marks = f"{'≤' if row['at_most'] else '≥'} {row['bar']:.4g}"
+            stretch = "" if row["stretch"] is None else f", stretch {row['stretch']:.4g}"
+            print(f"{what}   ({marks}{stretch})")
+        if row["ratio"] is None:
+            print(f"  {row['model']} | {row['against']}: not measured")
+        else:
+            verdict = {"stretch": "stretch", "bar": "met", "missed": "MISSED"}[row["met"]]
+            theirs = "" if row["theirs"] is None else f"{row['theirs']:.4g}"
+            print(
+                f"  {row['model'] + ' | ' + row['against']:<76} {row['ours']:>11.4g} {theirs:>11} "
+                f"{row['unit']:<8} {row['ratio']:.4g} {verdict}"
+            )
+    for name, part in report["parts"].items():
+        failed = sum("failed" in one for one in part["results"])
+        print(
+            f"{name}: {part['status']} in {part['seconds']:.0f} s, {len(part['results'])} results, {failed} failed"
+            + (f"; {part['message']}" if part["message"] else "")
+        )
+    print(f"{report['seconds']:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The Transformers, as fast as we can make them: compiled whole, with the fastest attention that there is for them.
+
+They compute what `logdepth.models.Transformer` computes, with its weights (tests/test_performance.py). FlexAttention is
+called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
+the graph in every layer.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.speed.bench import Bench, Result
+from logdepth.losses import linear_cross_entropy
+from logdepth.models import Transformer, TransformerConfig
+from logdepth.models.attention import causal_attention
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Function = Callable[..., Tensor]
+KERNELS = ("flash", "cudnn")
+"""Of scaled_dot_product_attention, for causal attention without a bias."""
+
+
+def compiled(bench: Bench, function: Function) -> Function:
+    """One graph for these shapes alone, or an error: a graph that breaks would be slower than it has to be."""
+    return function if bench.sizes.smoke else torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def features_of(model: Transformer, tokens: Tensor, attend: Attend) -> Tensor:
+    """What the head multiplies, `[batch, length, width]`."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    features = model._embed(tokens, positions)
+    for block in model.blocks:
+        attended = attend(*block.attention.project(block.attention_norm(features)))
+        features = block.after_attention(features, attended)
+    normed: Tensor = model.norm(features)
+    return normed
+
+
+def forward_function(bench: Bench, model: Transformer, length: int) -> Function:
+    """Tokens to logits."""
+    attend = attention_for(bench, model, length)
+    weight = model._head_weight
+    return compiled(bench, lambda tokens: F.linear(features_of(model, tokens, attend), weight))
+
+
+def loss_functions(bench: Bench, model: Transformer, length: int) -> dict[str, Function]:
+    """Inputs and targets to the mean loss, by what computes the loss: one compilation of the layers serves both."""
+    attend = attention_for(bench, model, length)
+    features = compiled(bench, lambda tokens: features_of(model, tokens, attend))
+    weight = model._head_weight
+
+    def of_all_logits(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(rows, weight).float(), targets)
+
+    heads = {"all logits": compiled(bench, of_all_logits), "linear_cross_entropy": linear_cross_entropy}
+
+    def with_head(head: Function) -> Function:
+        return lambda tokens, targets: head(features(tokens).flatten(0, 1), weight, targets.flatten())
+
+    return {name: with_head(head) for name, head in heads.items()}
+
+
+def attention_for(bench: Bench, model: Transformer, length: int) -> Attend:
+    """Causal attention over rows of one length."""
+    if model.slopes is None or bench.sizes.smoke:
+        return lambda queries, keys, values: causal_attention(queries, keys, values, model.slopes, "sdpa")
+    slopes: Tensor = model.slopes
+    return flex_alibi(slopes.float(), length)  # distances in bfloat16 would be wrong from 256 on
+
+
+def flex_alibi(slopes: Tensor, length: int) -> Attend:
+    """FlexAttention with ALiBi, for a whole model to be compiled around it."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    def alibi(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes[head] * (query - key)
+
+    mask = create_block_mask(causal, None, None, length, length, device=str(slopes.device))
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        attended: Tensor = flex_attention(queries, keys, values, score_mod=alibi, block_mask=mask)
+        return attended
+
+    return attend
+
+
+@contextmanager
+def fastest_attention(
+    bench: Bench, config: TransformerConfig, batch: int, length: int, *, backward: bool
+) -> Iterator[Result]:
+    """Inside, scaled_dot_product_attention uses the kernel that is fastest for such rows; yields what that was."""
+    if config.positions == "alibi" or not bench.cuda:
+        yield {"attention": "FlexAttention" if bench.cuda else "SDPA"}
+        return
+    times = {kernel: _time_of(bench, kernel, config, batch, length, backward) for kernel in KERNELS}
+    best = min(times, key=lambda kernel: times[kernel] or math.inf)
+    try:
+        allow_only(best)
+        yield {"attention": f"SDPA, {best}", "attention_milliseconds": times}
+    finally:
+        allow_only(*KERNELS)
+
+
+def _time_of(
+    bench: Bench, kernel: str, config: TransformerConfig, batch: int, length: int, backward: bool
+) -> float | None:
+    """Milliseconds of one layer's attention; None where the kernel cannot do it."""
+    shape = (3, batch, length, config.num_heads, config.embed_width // config.num_heads)
+    queries, keys, values = bench.randn(*shape).transpose(2, 3).requires_grad_(backward).unbind(0)
+
+    def attention() -> None:
+        attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        if backward:
+            torch.autograd.grad(attended, (queries, keys, values), attended)
+
+    allow_only(kernel)
+    try:
+        milliseconds: float = bench.time(attention, [()])["milliseconds"]
+    except RuntimeError:
+        return None
+    return milliseconds
+
+
+def allow_only(*kernels: str) -> None:
+    torch.backends.cuda.enable_flash_sdp("flash" in kernels)
+    torch.backends.cuda.enable_cudnn_sdp("cudnn" in kernels)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_math_sdp(False)

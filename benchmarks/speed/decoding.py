@@ -1,0 +1,105 @@
+"""Part: tokens a second, and bytes of state, of rows that have read much already; the next token is the likeliest."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.speed.baselines import allow_only, compiled
+from benchmarks.speed.bench import Bench, Result, spread_of
+from benchmarks.speed.kv_cache import ATTENTIONS, Attend, CachedTransformer
+from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
+from logdepth.decoding import Decoder
+from logdepth.models import ScanLM, ScanLMState, Transformer
+
+WARM_CHUNKS = 16
+"""Chunks of steps before the clock runs: each kind of step is captured in the first of them."""
+
+
+def measure(bench: Bench) -> None:
+    sizes = bench.sizes
+    for case in sizes.decoding:
+        bench.attempt(partial(_ours, bench, case), model=BOTH_NETS, **vars(case))
+    for name in (SINUSOIDAL, SINUSOIDAL_8):
+        for case in sizes.decoding:
+            if not case.spread:  # their cache is as large wherever rows stand
+                bench.attempt(partial(_theirs, bench, name, case), model=name, **vars(case))
+
+
+@torch.inference_mode()
+def _ours(bench: Bench, case: Decoding) -> Result:
+    torch.manual_seed(0)
+    model = ScanLM(bench.sizes.ours[BOTH_NETS], bench.sizes.vocab_size)
+    bench.low(model)
+    reason = model.accelerate()
+    state = _prefilled(bench, model, case)
+    decoder = Decoder(model, state, graphs=bench.cuda, say=bench.note)
+    result = _timed(bench, lambda tokens: decoder.step(tokens).argmax(-1), case.batch)
+    return {**result, "state_bytes": decoder.nbytes, "backend": reason or "fused"}
+
+
+def _prefilled(bench: Bench, model: ScanLM, case: Decoding) -> ScanLMState:
+    """The state after random tokens, in parts that fit: logits of a part are made too."""
+    state = model.init_state(case.batch)
+    together = case.absorbed - case.spread
+    part = max(1, bench.sizes.prefill_tokens // case.batch)
+    for start in range(0, together, part):
+        _, state = model.step(_random(bench, case.batch, min(part, together - start)), state)
+    if case.spread:
+        further = torch.randint(2 * case.spread + 1, (case.batch,), generator=bench.generator)
+        for start in range(0, 2 * case.spread, part):
+            lengths = (further - start).clamp(0, min(part, 2 * case.spread - start))
+            tokens = _random(bench, case.batch, min(part, 2 * case.spread - start))
+            _, state = model.step(tokens, state, lengths=lengths)
+    return state
+
+
+@torch.inference_mode()
+def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
+    torch.manual_seed(0)
+    model = Transformer(bench.sizes.theirs[name], bench.sizes.vocab_size)
+    bench.low(model)
+    if bench.cuda:
+        allow_only("flash")
+    cached = CachedTransformer(model, case.batch, case.absorbed)
+    times = {attention: _time_of(bench, cached, attend) for attention, attend in ATTENTIONS.items()}
+    best = min(times, key=lambda attention: times[attention])
+    cached.attend = ATTENTIONS[best]
+    result = _timed(bench, bench.captured(compiled(bench, cached.step), ours=False), case.batch)
+    return {**result, "state_bytes": cached.nbytes, "attention": best, "attention_milliseconds": times}
+
+
+def _time_of(bench: Bench, cached: CachedTransformer, attend: Attend) -> float:
+    """Milliseconds of one token's attention to the cache, all layers."""
+    keys, _ = cached.caches[0]
+
+    def all_layers(queries: Tensor) -> Tensor:
+        return torch.stack([attend(queries, *pair) for pair in cached.caches])
+
+    times = bench.time(bench.captured(all_layers, ours=False), [(torch.randn_like(keys[:, :, :1]),)])
+    return float(times["milliseconds"])
+
+
+def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int) -> Result:
+    """Milliseconds of a step, over chunks of them, each step reading what the last one wrote."""
+    tokens = _random(bench, batch, 1)[:, 0]
+    times = []
+    sizes = bench.sizes
+    for chunk in range(-WARM_CHUNKS if bench.cuda else 0, sizes.chunks):
+        bench.wait()
+        start = time.perf_counter()
+        for _ in range(sizes.chunk_steps):
+            tokens = step(tokens)
+        bench.wait()
+        if chunk >= 0:
+            times.append(1e3 * (time.perf_counter() - start) / sizes.chunk_steps)
+    # Once in 128 steps one carries through seven levels or more: once a chunk. In some chunks it is being captured.
+    spread = spread_of(times)
+    mean = sum(times) / len(times)
+    return {**spread, "mean_milliseconds": mean, "tokens_per_second": batch / (1e-3 * spread["milliseconds"])}
+
+
+def _random(bench: Bench, *shape: int) -> Tensor:
+    return torch.randint(bench.sizes.vocab_size, shape, generator=bench.generator).to(bench.device)

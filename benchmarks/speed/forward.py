@@ -1,0 +1,67 @@
+"""Part: forward passes of as many tokens in rows of growing length, ours and the Transformers'."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.speed.baselines import fastest_attention, forward_function
+from benchmarks.speed.bench import Bench, Result
+from benchmarks.speed.products import forward_products, run_of, total_flops
+from logdepth.models import ScanLM, Transformer
+
+
+def measure(bench: Bench) -> None:
+    sizes = bench.sizes
+    shapes = [(sizes.tokens // context, context) for context in sizes.contexts]
+    for name in sizes.ours:
+        for batch, context in (*shapes, (1, sizes.long_context)):
+            bench.attempt(partial(_ours, bench, name, batch, context), **_facts(name, batch, context))
+    for batch, context in shapes:
+        for name in sizes.theirs:
+            bench.attempt(partial(_theirs, bench, name, batch, context), **_facts(name, batch, context))
+
+
+def _facts(name: str, batch: int, context: int) -> Result:
+    return {"model": name, "batch": batch, "context": context, "tokens": batch * context}
+
+
+def _ours(bench: Bench, name: str, batch: int, context: int) -> Result:
+    config, vocab_size = bench.sizes.ours[name], bench.sizes.vocab_size
+    torch.manual_seed(0)
+    model = bench.low(ScanLM(config, vocab_size))
+    reason = model.accelerate()
+    times = bench.time(
+        bench.captured(_inference(model), ours=True), [(tokens,) for tokens in bench.tokens(vocab_size, batch, context)]
+    )
+    del model
+    bench.clear()
+    result = {**times, "backend": reason or "fused"}
+    for each_token in (False, True):
+        products = forward_products(config, vocab_size, batch, context, each_token=each_token)
+        kind = "every_token" if each_token else "as_run"
+        result[f"flops_{kind}"] = total_flops(products)
+        if context < bench.sizes.long_context:
+            products_run = run_of(products, bench.randn, backward=False)
+            result[f"products_{kind}"] = bench.time(products_run, [()])
+    return result
+
+
+def _theirs(bench: Bench, name: str, batch: int, context: int) -> Result:
+    config, vocab_size = bench.sizes.theirs[name], bench.sizes.vocab_size
+    torch.manual_seed(0)
+    model = bench.low(Transformer(config, vocab_size))
+    assert isinstance(model, Transformer)
+    with fastest_attention(bench, config, batch, context, backward=False) as attention:
+        function = forward_function(bench, model, context)
+        inputs = [(tokens,) for tokens in bench.tokens(vocab_size, batch, context)]
+        return {**bench.time(bench.captured(_inference(function), ours=False), inputs), **attention}
+
+
+def _inference(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @torch.inference_mode()
+    def logits(tokens: Tensor) -> Tensor:
+        return function(tokens)
+
+    return logits

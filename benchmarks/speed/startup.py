@@ -1,0 +1,38 @@
+"""Part: from the start of a process to the end of its first training step, with empty caches and with full ones.
+
+The process is `first_step.py`: the real training loop on the recipe, everything switched on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.speed.bench import Bench, Result
+
+CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+def measure(bench: Bench) -> None:
+    with tempfile.TemporaryDirectory() as caches:
+        for state in ("empty",) if bench.sizes.smoke else ("empty", "full"):
+            bench.attempt(partial(_first_step, bench, Path(caches)), caches=state)
+
+
+def _first_step(bench: Bench, caches: Path) -> Result:
+    environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
+    command = [sys.executable, str(Path(__file__).with_name("first_step.py")), str(bench.device)]
+    if bench.sizes.smoke:
+        command.append("--smoke")
+    left = max(1.0, bench.deadline - time.monotonic())
+    done = subprocess.run(
+        [*command, "--started", str(time.time())], env=environment, capture_output=True, text=True, timeout=left
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    return result

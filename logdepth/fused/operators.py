@@ -1,0 +1,138 @@
+"""FusedGRC: a GRC and the net after its merges, as an operator that sweeps by itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from logdepth.fused.merges import Merges, Traces
+from logdepth.fused.program import Program, program_of
+from logdepth.fused.weights import Cell, Net, Settings
+from logdepth.kernels import usable_on
+from logdepth.kernels.dropout import draw_seed
+from logdepth.operators import GRC, PostMerge
+from logdepth.operators.activation import ACTIVATIONS, ActivationName
+from logdepth.scanning import Operator, OperatorPair
+from logdepth.scanning.plan import Plan
+from logdepth.scanning.sweep import OwnSweep, Swept
+
+
+def why_not_fused(operator: Operator | OperatorPair, device: torch.device) -> str | None:
+    """None where `FusedGRC` can stand for the operator on this device; else the reason."""
+    if not usable_on(device):
+        return f"fused kernels need a CUDA GPU and Triton; this is {device}"
+    up, down = operator if isinstance(operator, tuple) else (operator, operator)
+    cell = up.operator if isinstance(up, PostMerge) else up
+    if not isinstance(cell, GRC) or (down is not up and down is not cell):
+        return f"there are fused kernels for GRC alone; this is {type(cell).__name__}"
+    return None
+
+
+class FusedGRC(OwnSweep):
+    """Stands for a GRC, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
+
+    def __init__(self, operator: Operator | OperatorPair) -> None:
+        up, down = operator if isinstance(operator, tuple) else (operator, operator)
+        self.post = up if isinstance(up, PostMerge) else None
+        cell = up.operator if isinstance(up, PostMerge) else up
+        assert isinstance(cell, GRC)
+        self.grc = cell
+        self.net_on_folds = down is self.post
+        self.width = cell.width
+
+    def sweep(
+        self, plan: Plan, elements: Tensor, blocks: Tensor, prefixes: Tensor, edges: Tensor, checkpoint: bool
+    ) -> Swept:
+        program = program_of(plan, len(edges), elements.device)
+        post, settings = self.post, self._settings(elements, checkpoint)
+        weights = (*Cell.of(self.grc), *(() if post is None else Net.of(post)))
+        outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
+            settings, program, elements, blocks, prefixes, edges, *weights
+        )
+        return Swept(outputs, [new_blocks], [new_prefixes])
+
+    def _settings(self, elements: Tensor, recompute: bool) -> Settings:
+        post, device = self.post, elements.device.type
+        autocast = torch.is_autocast_enabled(device)
+        return Settings(
+            activation=_name(self.grc),
+            eps=self.grc.norm.eps,
+            dropout=_rate(self.grc.dropout),
+            net_activation="silu" if post is None else _name(post),
+            net_eps=0.0 if post is None else post.norm.eps,
+            net_dropout=0.0 if post is None else _rate(post.dropout),
+            net_on_folds=self.net_on_folds,
+            dtype=torch.get_autocast_dtype(device) if autocast else elements.dtype,
+            recompute=recompute,
+        )
+
+
+class _FusedScan(torch.autograd.Function):
+    """A scan as one node of the graph: the states of all prefixes, and the tables of the new state."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        settings: Settings,
+        program: Program,
+        elements: Tensor,
+        blocks: Tensor,
+        prefixes: Tensor,
+        edges: Tensor,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (elements, blocks, prefixes, edges)
+        states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
+        torch.cat([one.to(settings.dtype) for one in inputs], out=states[: program.num_inputs])
+        merges = _merges(settings, program, weights, states, draw_seed(elements.device))
+        learns = any(ctx.needs_input_grad)
+        traces = None
+        if learns and not settings.recompute:
+            traces = Traces.empty(states, merges.net, program.num_merges, merges.num_net_merges)
+        merges.forward(traces)
+        if learns:
+            ctx.settings, ctx.program, ctx.traces = settings, program, traces
+            ctx.dtypes = [one.dtype for one in inputs]
+            ctx.sizes = [len(one) for one in inputs]
+            ctx.save_for_backward(states, merges.seed, *weights)
+            ctx.set_materialize_grads(False)
+        dtype = elements.dtype
+        tables = (states.index_select(0, rows).to(dtype) for rows in (program.blocks, program.prefixes))
+        return states.index_select(0, program.outputs), *tables
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads_of_results: Tensor | None) -> tuple[Tensor | None, ...]:
+        states, seed, *weights = ctx.saved_tensors
+        program: Program = ctx.program
+        grads = torch.zeros_like(states)
+        rows_of_results = (program.outputs, program.blocks, program.prefixes)
+        fresh = True
+        for rows, grad in zip(rows_of_results, grads_of_results, strict=True):
+            if grad is not None:
+                # No row comes twice: a sum without atomics.
+                grad = grad.to(grads.dtype)
+                grads.index_copy_(0, rows, grad if fresh else grads.index_select(0, rows) + grad)
+                fresh = False
+        merges = _merges(ctx.settings, program, weights, states, seed)
+        weight_grads = merges.backward(grads, ctx.traces)
+        ctx.traces = None  # overwritten: it cannot serve twice
+        inputs = grads[: program.num_inputs].split(ctx.sizes)
+        input_grads = (one.to(dtype) for one, dtype in zip(inputs, ctx.dtypes, strict=True))
+        return None, None, *input_grads, *weight_grads
+
+
+def _merges(
+    settings: Settings, program: Program, weights: tuple[Tensor, ...] | list[Tensor], states: Tensor, seed: Tensor
+) -> Merges:
+    cell, net = Cell(*weights[:6]).to(settings.dtype), Net(*weights[6:]).to(settings.dtype) if weights[6:] else None
+    return Merges(settings, program, cell, net, states, seed)
+
+
+def _rate(dropout: nn.Dropout) -> float:
+    return dropout.p if dropout.training else 0.0
+
+
+def _name(module: GRC | PostMerge) -> ActivationName:
+    return next(name for name, function in ACTIVATIONS.items() if function is module.activation)

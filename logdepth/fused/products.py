@@ -1,0 +1,36 @@
+"""Matrix products and what follows them, by whichever kernels are fastest for as many rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from logdepth.kernels.activation import activate, activate_backward
+from logdepth.kernels.linear import fits, linear, linear_activated
+
+
+def linear_map(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """out = x · weightᵀ + bias."""
+    if fits(x, weight):
+        linear(x, weight, bias, out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def linear_and_activation(
+    x: Tensor, weight: Tensor, bias: Tensor, before: Tensor, hidden: Tensor, **activation: Any
+) -> None:
+    """before = x · weightᵀ + bias, hidden = dropout(act(before)); where both are one tensor, it is left as `hidden`."""
+    if hidden is before and fits(x, weight):
+        linear_activated(x, weight, bias, hidden, **activation)
+    else:
+        torch.addmm(bias, x, weight.t(), out=before)
+        activate(before, hidden, **activation)
+
+
+def linear_and_slope(
+    grad: Tensor, weight: Tensor, before: Tensor, hidden: Tensor, sums: Tensor, **activation: Any
+) -> None:
+    """From gradients of what `weight` made of `hidden`: `before` becomes its own, and `hidden` is made again."""
+    torch.mm(grad, weight, out=hidden)
+    activate_backward(before, hidden, sums, **activation)

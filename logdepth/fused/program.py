@@ -1,0 +1,127 @@
+"""A plan as a program over one matrix of states: which rows each merge reads, and where its result goes.
+
+It is the sweep itself, run on row numbers instead of states. Whatever a plan says about joining, cutting and ordering
+rows is then a matter of indices: no state is ever copied to stand beside another.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from logdepth.scanning.plan import Plan
+from logdepth.scanning.sweep import sweep
+
+
+class Call(NamedTuple):
+    """The merges of one level of one sweep."""
+
+    left: Tensor
+    """Rows of the left operands, int32, on the device."""
+    right: Tensor
+    first: int
+    """How many merges come before these in the program."""
+    count: int
+    result: int
+    """The row of the first result; the others follow."""
+    up: bool
+    """Of the up-sweep."""
+    side_by_side: int | None
+    """The row of the first left operand where all operands lie in order, each left one before its right one."""
+
+
+class Program(NamedTuple):
+    """All merges of a scan. Rows of states: elements, stored blocks, stored prefixes, edges, then results by call."""
+
+    calls: tuple[Call, ...]
+    num_inputs: int
+    num_states: int
+    num_merges: int
+    num_up_merges: int
+    """They come first."""
+    left: Tensor
+    """Of all calls, end to end."""
+    right: Tensor
+    outputs: Tensor
+    """Rows of the answers, in their order; int64, each at most once."""
+    blocks: Tensor
+    """Rows of the blocks of the new state."""
+    prefixes: Tensor
+    groups: tuple[tuple[Call, ...], ...]
+    """The calls, last first, in runs of about as many merges as the largest call has."""
+
+
+def program_of(plan: Plan, num_edges: int, device: torch.device) -> Program:
+    """The program of a plan, made once and kept with it."""
+    program: Program | None = plan.derived.get("program")
+    if program is None:
+        program = plan.derived["program"] = _program(plan, num_edges, device)
+    return program
+
+
+def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
+    sizes = (plan.num_elements, plan.num_stored, plan.num_stored, num_edges)
+    num_inputs = sum(sizes)
+    elements, blocks, prefixes, edges = torch.arange(num_inputs, device=device)[:, None].split(sizes)
+    calls: list[Call] = []
+
+    def recording(up: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        def merge(left: Tensor, right: Tensor) -> Tensor:
+            # In the order of time, so that operands of the next level lie side by side.
+            order = right[:, 0].argsort()
+            first = calls[-1].first + calls[-1].count if calls else 0
+            ordered_left, ordered_right = left[order, 0], right[order, 0]
+            calls.append(
+                Call(
+                    ordered_left.int(),
+                    ordered_right.int(),
+                    first,
+                    len(left),
+                    num_inputs + first,
+                    up,
+                    _side_by_side(ordered_left, ordered_right),
+                )
+            )
+            results = torch.empty_like(left)
+            results[order, 0] = num_inputs + first + torch.arange(len(left), device=device)
+            return results
+
+        return merge
+
+    swept = sweep(plan, (recording(True), recording(False)), elements, blocks, prefixes, edges, elements[:0])
+    num_merges = sum(call.count for call in calls)
+    nothing = elements.new_empty(0, dtype=torch.int32)
+    return Program(
+        calls=tuple(calls),
+        num_inputs=num_inputs,
+        num_states=num_inputs + num_merges,
+        num_merges=num_merges,
+        num_up_merges=sum(call.count for call in calls if call.up),
+        left=torch.cat([nothing, *(call.left for call in calls)]),
+        right=torch.cat([nothing, *(call.right for call in calls)]),
+        outputs=swept.outputs[:, 0],
+        blocks=torch.cat([elements[:0], *swept.blocks])[:, 0],
+        prefixes=torch.cat([elements[:0], *swept.prefixes])[:, 0],
+        groups=_groups(calls),
+    )
+
+
+def _side_by_side(left: Tensor, right: Tensor) -> int | None:
+    first = int(left[0])
+    even = first + 2 * torch.arange(len(left), device=left.device)
+    return first if torch.equal(left, even) and torch.equal(right, even + 1) else None
+
+
+def _groups(calls: list[Call]) -> tuple[tuple[Call, ...], ...]:
+    enough = max((call.count for call in calls), default=0)
+    groups: list[list[Call]] = []
+    rows = enough
+    for call in reversed(calls):
+        if rows + call.count > enough:
+            groups.append([])
+            rows = 0
+        groups[-1].append(call)
+        rows += call.count
+    return tuple(tuple(group) for group in groups)
+

@@ -1,0 +1,78 @@
+"""The weights of a GRC and of the net after its merges, as tensors in a fixed order; and sums for their gradients."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from logdepth.kernels.activation import Activation
+from logdepth.operators import GRC, PostMerge
+
+
+class Cell(NamedTuple):
+    """Weights of a GRC, matrices as `[out, in]`; or their gradients."""
+
+    hidden: Tensor
+    hidden_bias: Tensor
+    gates: Tensor
+    gates_bias: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, grc: GRC) -> "Cell":
+        linear, gates, norm = grc.hidden, grc.gates, grc.norm
+        return cls(linear.weight, linear.bias, gates.weight, gates.bias, norm.weight, norm.bias)
+
+    def to(self, dtype: torch.dtype) -> "Cell":
+        """What matrix products read in another dtype."""
+        return Cell(*(weight.to(dtype) for weight in self[:4]), *self[4:])
+
+
+class Net(NamedTuple):
+    """Weights of a post-merge net; None stands for the gradient of a net that no merge went through."""
+
+    hidden: Tensor
+    hidden_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, post: PostMerge) -> "Net":
+        linear, out, norm = post.hidden, post.out, post.norm
+        return cls(linear.weight, linear.bias, out.weight, out.bias, norm.weight, norm.bias)
+
+    def to(self, dtype: torch.dtype) -> "Net":
+        return Net(*(weight.to(dtype) for weight in self[:4]), *self[4:])
+
+
+class Settings(NamedTuple):
+    """What a scan does, beside its weights."""
+
+    activation: Activation
+    eps: float
+    dropout: float
+    """Of pairs and hidden layers."""
+    net_activation: Activation
+    net_eps: float
+    net_dropout: float
+    net_on_folds: bool
+    """Whether the net follows the merges of the down-sweep too."""
+    dtype: torch.dtype
+    """Of states and matrix products."""
+    recompute: bool
+    """Whether the backward pass computes again what else would be kept for it."""
+
+
+def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """`total + leftᵀ · right`, summed in float32: the gradient of a matrix. The first rows where one has more."""
+    rows = min(len(left), len(right))
+    left, right = left[:rows], right[:rows]
+    if left.is_cuda and left.dtype != torch.float32:
+        if total is None:
+            return torch.mm(left.t(), right, out_dtype=torch.float32)
+        return torch.addmm(total, left.t(), right, out_dtype=torch.float32)
+    product = (left.t() @ right).float()
+    return product if total is None else total.add_(product)

@@ -1,0 +1,121 @@
+"""The hidden layer of a merge: activation and dropout, forward and backward, in place.
+
+    hidden = dropout(act(before))
+"""
+
+from typing import Literal
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from logdepth.kernels.dropout import keep
+from logdepth.kernels.launch import block_of, num_programs
+
+Activation = Literal["silu", "relu", "gelu"]
+BLOCK = 2048
+
+
+def activate(
+    before: Tensor, hidden: Tensor, *, activation: Activation, first: int, rate: float, seed: Tensor, site: int
+) -> None:
+    """Fills `hidden`, which may be `before`; `first` numbers the first row among all of a pass."""
+    count = before.numel()
+    _forward[(triton.cdiv(count, BLOCK),)](
+        before, hidden, seed, first * before.shape[1], count, activation, rate, site, BLOCK, num_warps=4
+    )
+
+
+def activate_backward(
+    before: Tensor,
+    hidden: Tensor,
+    sums: Tensor,
+    *,
+    activation: Activation,
+    first: int,
+    rate: float,
+    seed: Tensor,
+    site: int,
+) -> None:
+    """Where `hidden` holds gradients: they become `hidden` again, and `before` its own gradients.
+
+    To `sums` `[MAX_PROGRAMS, width]` partial sums over rows of the gradients of `before` are added.
+    """
+    num_rows, width = before.shape
+    block = min(BLOCK, block_of(width))
+    grid = (num_programs(num_rows), triton.cdiv(width, block))
+    _backward[grid](
+        before, hidden, sums, seed, first, num_rows, width, activation, rate, site, block,
+        num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+
+
+@triton.jit
+def activated(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
+    if activation == "silu":
+        return values * tl.sigmoid(values)
+    if activation == "relu":
+        return tl.maximum(values, 0.0)
+    return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
+
+
+@triton.jit
+def slope(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The derivative."""
+    if activation == "silu":
+        gate = tl.sigmoid(values)
+        return gate * (1.0 + values * (1.0 - gate))
+    if activation == "relu":
+        return tl.where(values > 0.0, 1.0, 0.0)
+    below = 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
+    return below + values * 0.3989422804014327 * tl.exp(-0.5 * values * values)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _forward(  # type: ignore[no-untyped-def]
+    before,
+    hidden,
+    seed,
+    first,
+    count,
+    activation: tl.constexpr,
+    rate: tl.constexpr,
+    site: tl.constexpr,
+    block: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = place < count
+    values = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(hidden + place, keep(activated(values, activation), seed, first + place, site, rate), mask=inside)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _backward(  # type: ignore[no-untyped-def]
+    before,
+    hidden,
+    sums,
+    seed,
+    first,
+    num_rows,
+    width,
+    activation: tl.constexpr,
+    rate: tl.constexpr,
+    site: tl.constexpr,
+    block: tl.constexpr,
+):
+    program = tl.program_id(0)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    total = tl.zeros((block,), tl.float32)
+    number = program
+    while number < num_rows:
+        place = tl.cast(number, tl.int64) * width + column
+        values = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
+        at = tl.cast(first, tl.int64) * width + place
+        grad = keep(grad, seed, at, site, rate) * slope(values, activation)
+        tl.store(hidden + place, keep(activated(values, activation), seed, at, site, rate), mask=inside)
+        tl.store(before + place, grad, mask=inside)
+        total += grad
+        number += tl.num_programs(0)
+    tl.store(sums + program * width + column, tl.load(sums + program * width + column, mask=inside, other=0.0) + total, mask=inside)

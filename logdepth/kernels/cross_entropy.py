@@ -1,0 +1,61 @@
+"""Cross-entropy of rows of logits, and its gradient in their place: the kernel behind `logdepth.losses`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_COLUMNS_AT_ONCE = 8192
+"""Of a row. A longer one is gone through twice in turns; the second time it still lies in the L2 cache."""
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, *, with_gradient: bool, ignored: int) -> None:
+    """Write each row's nats into `losses`; with the gradient, its softmax less the one-hot target over `logits`.
+
+    Args:
+        logits: `[rows, vocab]` in float32, bfloat16 or float16; rows may lie further apart than they are long.
+        targets: `[rows]`, contiguous. One outside the vocabulary makes its loss NaN.
+        losses: `[rows]`, contiguous, float32: what the kernel computes in.
+        ignored: the target of rows without loss and gradient.
+    """
+    rows, vocab = logits.shape
+    if logits.stride(1) != 1 and vocab > 1:
+        raise ValueError(f"the logits of a row must lie side by side, not {logits.stride(1)} apart")
+    block = min(triton.next_power_of_2(vocab), MOST_COLUMNS_AT_ONCE)
+    warps = max(1, min(16, block // 256))
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # Triton launches on the current device; no effect on the CPU
+        _rows[(rows,)](
+            logits, targets, losses, logits.stride(0), ignored, vocab, block, with_gradient, num_warps=warps
+        )  # fmt: skip
+
+
+@triton.jit
+def _rows(  # type: ignore[no-untyped-def]
+    logits, targets, losses, row_stride, ignored, vocab: tl.constexpr, block: tl.constexpr, with_gradient: tl.constexpr
+):
+    """One program a row."""
+    row = tl.program_id(0).to(tl.int64)  # a large chunk's offsets do not fit in 32 bits
+    logits += row * row_stride
+    target = tl.load(targets + row)
+    target_is_there = (target >= 0) & (target < vocab)
+    at_target = tl.load(logits + target, mask=target_is_there, other=float("nan")).to(tl.float32)
+
+    # The running maximum starts finite: −inf less −inf would be NaN.
+    largest = -3.0e38
+    total = 0.0
+    for start in range(0, vocab, block):
+        columns = start + tl.arange(0, block)
+        some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.max(some, 0))
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(some - larger), 0)
+        largest = larger
+    log_total = largest + tl.log(total)
+    kept = target != ignored
+    tl.store(losses + row, tl.where(kept, log_total - at_target, 0.0))
+
+    if with_gradient:
+        for start in range(0, vocab, block):
+            columns = start + tl.arange(0, block)
+            some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+            gradient = tl.exp(some - log_total) - tl.where(columns == target, 1.0, 0.0)
+            tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)

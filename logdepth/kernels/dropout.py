@@ -1,0 +1,31 @@
+"""Dropout inside kernels: what is dropped is a hash of place and seed, so that the backward pass needs no mask.
+
+The seed is a tensor, drawn by torch's generator: a replayed CUDA graph drops other numbers each time, and the same ones
+again after the same `torch.manual_seed`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A seed for every place that drops numbers in one pass."""
+    return torch.randint(2**31, (1,), device=device, dtype=torch.int64)
+
+
+@triton.jit
+def keep(values, seed, place, site: tl.constexpr, rate: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`values` with dropout: `place` numbers them, `site` (at most 6) tells one use of a seed from another."""
+    if rate > 0.0:
+        bits = place.to(tl.uint32) * 0x9E3779B9 + tl.load(seed).to(tl.uint32) + site * 0x2545F491
+        bits = bits ^ (bits >> 16)
+        bits = bits * 0x7FEB352D
+        bits = bits ^ (bits >> 15)
+        bits = bits * 0x846CA68B
+        bits = bits ^ (bits >> 16)
+        # 24 bits: a float32 holds them exactly.
+        kept = (bits >> 8).to(tl.float32) >= rate * 16777216.0
+        values = tl.where(kept, values / (1.0 - rate), 0.0)
+    return values

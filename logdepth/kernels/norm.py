@@ -1,0 +1,274 @@
+"""LayerNorm with what stands around it, in one pass over the rows; statistics and sums in float32.
+
+    normed:           act(LN(x) + skip)          the post-embedding net
+    residual_normed:  LN(x + dropout(added))     the post-merge net
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from logdepth.kernels.activation import activated, slope
+from logdepth.kernels.dropout import keep
+from logdepth.kernels.launch import TILE_WARPS, num_programs, tile_of
+
+SITE = 4
+
+
+def normed(
+    x: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, out: Tensor, *, eps: float, silu: bool
+) -> None:
+    """Fills `out` with act(LN(x) + skip); without `silu` there is no activation."""
+    num_rows, width = x.shape
+    tile = tile_of(width)
+    _normed[(triton.cdiv(num_rows, tile[0]),)](
+        x, scale, shift, x if skip is None else skip, out, eps, num_rows, width, *tile, skip is not None, silu,
+        num_warps=TILE_WARPS,
+    )  # fmt: skip
+
+
+def normed_backward(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    skip: Tensor | None,
+    x_grad: Tensor,
+    skip_grad: Tensor | None,
+    sums: Tensor,
+    *,
+    eps: float,
+    silu: bool,
+) -> None:
+    """Fills the gradients of x and skip.
+
+    To `sums` `[MAX_PROGRAMS, 3 · width]` partial sums over rows are added: of the gradients of scale, shift and x.
+    """
+    num_rows, width = x.shape
+    tile = tile_of(width)
+    _normed_backward[(num_programs(triton.cdiv(num_rows, tile[0])),)](
+        grad, x, scale, shift, x if skip is None else skip, x_grad, x_grad if skip_grad is None else skip_grad, sums,
+        eps, num_rows, width, *tile, skip is not None, silu,
+        num_warps=TILE_WARPS,
+    )  # fmt: skip
+
+
+def residual_normed(
+    x: Tensor,
+    added: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    out: Tensor,
+    *,
+    eps: float,
+    first: int,
+    rate: float,
+    seed: Tensor,
+) -> None:
+    """Fills `out` with LN(x + dropout(added)); `first` numbers the first row among all of a pass."""
+    num_rows, width = x.shape
+    tile = tile_of(width)
+    _residual[(triton.cdiv(num_rows, tile[0]),)](
+        x, added, scale, shift, out, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+    )
+
+
+def residual_normed_backward(
+    grad: Tensor,
+    x: Tensor,
+    added: Tensor,
+    scale: Tensor,
+    sums: Tensor,
+    *,
+    eps: float,
+    first: int,
+    rate: float,
+    seed: Tensor,
+) -> None:
+    """Overwrites `added` by its gradient and `grad` by that of x.
+
+    To `sums` `[MAX_PROGRAMS, 3 · width]` partial sums over rows are added: of the gradients of scale, shift and added.
+    """
+    num_rows, width = x.shape
+    tile = tile_of(width)
+    _residual_backward[(num_programs(triton.cdiv(num_rows, tile[0])),)](
+        grad, x, added, scale, sums, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+    )
+
+
+@triton.jit
+def _unit(values, inside, width, eps):  # type: ignore[no-untyped-def]
+    """Rows without mean and with deviation 1, and by what they were multiplied for it."""
+    centred = tl.where(inside, values - tl.sum(values, axis=1, keep_dims=True) / width, 0.0)
+    deviation = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
+    return centred * deviation, deviation
+
+
+@triton.jit
+def _unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped-def]
+    """From the gradient of such rows to that of what they were made from."""
+    inner = tl.sum(grad * unit, axis=1, keep_dims=True) / width
+    mean = tl.sum(grad, axis=1, keep_dims=True) / width
+    return tl.where(inside, (grad - mean - unit * inner) * deviation, 0.0)
+
+
+@triton.jit
+def _add_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
+    inside = column < width
+    tl.store(sums + column, tl.load(sums + column, mask=inside, other=0.0) + tl.sum(total, axis=0), mask=inside)
+
+
+@triton.jit
+def _normed(  # type: ignore[no-untyped-def]
+    x,
+    scale,
+    shift,
+    skip,
+    out,
+    eps,
+    num_rows,
+    width,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+    has_skip: tl.constexpr,
+    silu: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+    column = tl.arange(0, block)[None, :]
+    inside = (column < width) & (row < num_rows)
+    place = row * width + column
+    unit, _ = _unit(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
+    by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
+    value = unit * by + tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
+    if has_skip:
+        value += tl.load(skip + place, mask=inside, other=0.0).to(tl.float32)
+    if silu:
+        value = activated(value, "silu")
+    tl.store(out + place, value, mask=inside)
+
+
+@triton.jit
+def _normed_backward(  # type: ignore[no-untyped-def]
+    grad,
+    x,
+    scale,
+    shift,
+    skip,
+    x_grad,
+    skip_grad,
+    sums,
+    eps,
+    num_rows,
+    width,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+    has_skip: tl.constexpr,
+    silu: tl.constexpr,
+):
+    column = tl.arange(0, block)[None, :]
+    by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
+    plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
+    scale_sum = tl.zeros((rows, block), tl.float32)
+    shift_sum = tl.zeros((rows, block), tl.float32)
+    x_sum = tl.zeros((rows, block), tl.float32)
+    start = tl.program_id(0) * rows
+    while start < num_rows:
+        row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
+        inside = (column < width) & (row < num_rows)
+        place = row * width + column
+        unit, deviation = _unit(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
+        out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        if silu:
+            value = unit * by + plus
+            if has_skip:
+                value += tl.load(skip + place, mask=inside, other=0.0).to(tl.float32)
+            out = out * slope(value, "silu")
+        if has_skip:
+            tl.store(skip_grad + place, out, mask=inside)
+        scale_sum += out * unit
+        shift_sum += out
+        inward = _unit_grad(out * by, unit, deviation, inside, width)
+        tl.store(x_grad + place, inward, mask=inside)
+        x_sum += inward
+        start += tl.num_programs(0) * rows
+    own = sums + tl.program_id(0) * 3 * width
+    column = tl.arange(0, block)
+    _add_sums(own, scale_sum, column, width)
+    _add_sums(own + width, shift_sum, column, width)
+    _add_sums(own + 2 * width, x_sum, column, width)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _residual(  # type: ignore[no-untyped-def]
+    x,
+    added,
+    scale,
+    shift,
+    out,
+    seed,
+    eps,
+    first,
+    num_rows,
+    width,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+    rate: tl.constexpr,
+    site: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+    column = tl.arange(0, block)[None, :]
+    inside = (column < width) & (row < num_rows)
+    place = row * width + column
+    more = tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    unit, _ = _unit(value + keep(more, seed, first * width + place, site, rate), inside, width, eps)
+    by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
+    plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + place, unit * by + plus, mask=inside)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _residual_backward(  # type: ignore[no-untyped-def]
+    grad,
+    x,
+    added,
+    scale,
+    sums,
+    seed,
+    eps,
+    first,
+    num_rows,
+    width,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+    rate: tl.constexpr,
+    site: tl.constexpr,
+):
+    column = tl.arange(0, block)[None, :]
+    by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
+    scale_sum = tl.zeros((rows, block), tl.float32)
+    shift_sum = tl.zeros((rows, block), tl.float32)
+    added_sum = tl.zeros((rows, block), tl.float32)
+    start = tl.program_id(0) * rows
+    while start < num_rows:
+        row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
+        inside = (column < width) & (row < num_rows)
+        place = row * width + column
+        at = first * width + place
+        more = tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        unit, deviation = _unit(value + keep(more, seed, at, site, rate), inside, width, eps)
+        out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        scale_sum += out * unit
+        shift_sum += out
+        inward = _unit_grad(out * by, unit, deviation, inside, width)
+        tl.store(grad + place, inward, mask=inside)
+        dropped = keep(inward, seed, at, site, rate)
+        tl.store(added + place, dropped, mask=inside)
+        added_sum += dropped
+        start += tl.num_programs(0) * rows
+    own = sums + tl.program_id(0) * 3 * width
+    column = tl.arange(0, block)
+    _add_sums(own, scale_sum, column, width)
+    _add_sums(own + width, shift_sum, column, width)
+    _add_sums(own + 2 * width, added_sum, column, width)

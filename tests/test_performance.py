@@ -1,0 +1,273 @@
+"""The GPU benchmark, rehearsed on the CPU, and the page made of its results. Nothing here is about how fast it is."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import gpu
+from benchmarks.speed import bars, products
+from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
+from benchmarks.speed.bench import Bench
+from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
+from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
+from logdepth.models import ScanLM, Transformer
+
+ROOT = Path(__file__).parent.parent
+SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 20, "large": 2, "decoding": 7, "startup": 1}
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a whole run with tiny sizes."""
+    out = tmp_path_factory.mktemp("speed") / "report.json"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--out", str(out)]
+    done = subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(smoke(), torch.device("cpu"), tmp_path / "part.json", seconds=60)
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("draw_speed", ROOT / "docs" / "figures" / "draw_speed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_part_runs(rehearsed: dict[str, Any]) -> None:
+    for name, part in rehearsed["parts"].items():
+        assert part["status"] == "done"
+        assert [one for one in part["results"] if "failed" in one] == []
+        assert len(part["results"]) == SMOKE_RESULTS[name]
+    assert list(rehearsed["parts"]) == list(gpu.PARTS)
+
+
+def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], pages: ModuleType, tmp_path: Path) -> None:
+    assert rehearsed["rows"] == []
+    (tmp_path / "speed-h200.json").write_text(json.dumps(rehearsed))
+    assert pages.latest_report(tmp_path) is None
+
+
+def test_the_page_is_made_of_the_results(pages: ModuleType) -> None:
+    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert written == pages.page(pages.latest_report()), "run: make performance"
+
+
+def test_the_page_and_figures_show_all_models(rehearsed: dict[str, Any], pages: ModuleType) -> None:
+    report = rehearsed | {"rows": bars.verdicts(made_up())}
+    text = pages.page(report)
+    assert "{{" not in text
+    assert pages.NOTHING not in text
+    for model in (BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, ALIBI):
+        assert text.count(f"\n| {model}") >= 2
+    assert "| forward at 2,976: FlexAttention ALiBi / ours | ≥ 2 | ≥ 2.6 | 2, **met** | not measured |" in text
+    assert set(pages.drawn(report)) == set(pages.FIGURES)
+
+
+def test_a_page_without_results_says_so(pages: ModuleType) -> None:
+    text = pages.page(None)
+    assert pages.NOTHING in text
+    assert "{{" not in text
+    assert ".svg" not in text
+
+
+@pytest.mark.parametrize("name", smoke().ours)
+@pytest.mark.parametrize(("batch", "length"), [(1, 13), (3, 16), (2, 1)])
+def test_products_are_those_of_the_model(name: str, batch: int, length: int) -> None:
+    config = smoke().ours[name]
+    model = ScanLM(config, 37).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(batch, length, dtype=torch.int64))
+    counted = products.forward_products(config, 37, batch, length, each_token=True)
+    assert products.total_flops(counted) == counter.get_total_flops()
+
+
+def test_leaves_are_made_once_for_each_token_of_the_vocabulary() -> None:
+    config, vocab_size = smoke().ours[BOTH_NETS], 5
+    few, many = (
+        products.total_flops(products.forward_products(config, vocab_size, 2, 16, each_token=each))
+        for each in (False, True)
+    )
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        ScanLM(config, vocab_size).layers[0].leaves(torch.zeros(2 * 16 - vocab_size, config.embed_width))
+    assert many - few == counter.get_total_flops()
+
+
+def test_products_of_the_paper() -> None:
+    sizes = full()
+    flops = products.total_flops(products.forward_products(sizes.large, sizes.large_vocab_size, 32, 512))
+    assert 3 * flops == pytest.approx(bars.LARGE_STEP_FLOPS, rel=0.01)
+
+
+def test_products_alone_are_the_same_products() -> None:
+    some = [products.Product(7, 3, 5), products.Product(2, 8, 1)]
+    for backward in (False, True):
+        run = products.run_of(some, torch.randn, backward=backward)
+        with FlopCounterMode(display=False) as counter:
+            run()
+        assert counter.get_total_flops() == products.total_flops(some) * (3 if backward else 1)
+
+
+@pytest.mark.parametrize("name", smoke().theirs)
+def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> None:
+    model = Transformer(bench.sizes.theirs[name], 37).eval()
+    tokens, targets = torch.randint(37, (2, 3, 20))
+    torch.testing.assert_close(forward_function(bench, model, 20)(tokens), model(tokens))
+    losses = {loss: function(tokens, targets) for loss, function in loss_functions(bench, model, 20).items()}
+    assert len(losses) == 2
+    for loss in losses.values():
+        torch.testing.assert_close(loss, model.loss(tokens, targets))
+
+
+def test_flex_attention_is_part_of_one_graph() -> None:
+    model = Transformer(smoke().theirs[ALIBI], 37).eval()
+    tokens = torch.randint(37, (2, 150))
+    assert model.slopes is not None
+    attend = flex_alibi(model.slopes, 150)
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        return F.linear(features_of(model, tokens, attend), model._head_weight)
+
+    with torch.inference_mode():
+        torch.testing.assert_close(logits(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_cached_transformer_decodes_as_the_model_does(attention: str) -> None:
+    model, length = Transformer(smoke().theirs[SINUSOIDAL], 37).eval(), 9
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.mul_(5)  # so that attention matters
+        _, state = model.step(torch.randint(37, (2, length - 1)), model.init_state(2))
+        cached = CachedTransformer(model, 2, length, ATTENTIONS[attention])
+        for pair, keys, values in zip(cached.caches, state.keys, state.values, strict=True):
+            pair[0][:, :, :-1], pair[1][:, :, :-1] = keys, values
+        cached.position.fill_(length - 1)  # the last place is still free
+        tokens = torch.randint(37, (2,))
+        logits, _ = model.step(tokens[:, None], state)
+        torch.testing.assert_close(cached.logits(tokens), logits[:, 0])
+        assert cached.position.tolist() == [length]
+    assert cached.nbytes == 2 * len(model.blocks) * 2 * length * model.config.embed_width * 4
+
+
+def made_up() -> dict[str, list[dict[str, Any]]]:
+    """Results of which some are missing."""
+    ours = {"model": BOTH_NETS, "batch": 22, "context": 2_976, "tokens": 65_472, "milliseconds": 4.0}
+    step = {"batch": 32, "context": 512, "tokens": 16_384}
+    return {
+        "rates": [{"what": "product", "flops_per_second": rate} for rate in (5e14, 8e14)] + [{"failed": "no"}],
+        "forward": [
+            ours | {"flops_every_token": int(2.4e12), "flops_as_run": int(1.6e12)},
+            {"model": BOTH_NETS, "batch": 128, "context": 512, "failed": "no time left"},
+            {"model": SINUSOIDAL, "context": 2_976, "failed": "no time left"},
+            {"model": SINUSOIDAL_8, "context": 2_976, "milliseconds": 5.0},
+            {"model": ALIBI, "context": 2_976, "milliseconds": 8.0},
+        ],
+        "training": [
+            step | {"model": BOTH_NETS, "recompute": False, "milliseconds": 6.0, "peak_bytes": 2**30},
+            step | {"model": SINUSOIDAL, "loss": "all logits", "milliseconds": 6.9, "peak_bytes": 4 * 2**30},
+            step | {"model": ALIBI, "loss": "linear_cross_entropy", "milliseconds": 9.0, "peak_bytes": 2 * 2**30},
+        ],
+        "decoding": [
+            {"model": BOTH_NETS, "batch": 1, "absorbed": 65_536, "spread": 0, "tokens_per_second": 9e3},
+            {
+                "model": SINUSOIDAL, "batch": 1, "absorbed": 65_536, "spread": 0,
+                "milliseconds": 1, "tokens_per_second": 1e3,
+            },
+        ],
+        "startup": [{"caches": "empty", "first_step_seconds": 20.0}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "against", "ratio", "met"),
+    [
+        ("forward at 2,976: flash Transformer / ours", SINUSOIDAL_8, 1.25, "missed"),
+        ("forward at 2,976: flash Transformer / ours", SINUSOIDAL, None, None),
+        ("forward at 2,976: FlexAttention ALiBi / ours", ALIBI, 2.0, "bar"),
+        ("training step 32×512: best Transformer / ours", f"{SINUSOIDAL}, all logits", 1.15, "stretch"),
+        ("training: peak memory, ours / leanest Transformer's", f"{ALIBI}, linear_cross_entropy", 0.5, "stretch"),
+        ("decoding, batch 1, after 65,536 tokens: tokens/s, ours / Transformer's", SINUSOIDAL, 9.0, "bar"),
+        ("decoding, batch 256, after 8,192 tokens: bytes of state, ours / Transformer's", "Transformers", None, None),
+        ("seconds from process start to the end of the first training step", "", 20.0, "bar"),
+        ("97.4M, training 32×512: FLOPs done / (time × 989 TFLOP/s)", "15.1 TFLOP a step", None, None),
+    ],
+)
+def test_ratios_and_verdicts(what: str, against: str, ratio: float | None, met: str | None) -> None:
+    rows = [row for row in bars.verdicts(made_up()) if row["what"] == what and row["against"] == against]
+    row = next(row for row in rows if row["model"].startswith((BOTH_NETS, "AR-GRC, D")))
+    assert row["ratio"] == (None if ratio is None else pytest.approx(ratio))
+    assert row["met"] == met
+
+
+def test_the_floor_is_at_the_best_rate_of_the_run() -> None:
+    rows = {row["what"]: row for row in bars.verdicts(made_up()) if row["model"] == f"{BOTH_NETS}, at 2,976"}
+    assert rows["forward: time / floor, leaves of every token"]["ratio"] == pytest.approx(4 / 3)
+    assert rows["forward: time / floor, leaves as run"]["ratio"] == pytest.approx(2)
+    assert rows["forward: time / floor, leaves as run"]["met"] == "missed"
+
+
+def test_every_bar_has_a_row_even_where_nothing_was_measured() -> None:
+    rows = bars.verdicts({})
+    assert {row["met"] for row in rows} == {None}
+    whats = [row["what"] for row in rows]
+    assert whats == sorted(whats, key=whats.index)  # rows of one bar stand together
+    assert len(dict.fromkeys(whats)) == 18
+
+
+def test_a_failure_does_not_end_a_part(bench: Bench) -> None:
+    def fails() -> dict[str, Any]:
+        raise RuntimeError("first line\nsecond line")
+
+    bench.attempt(fails, model="one")
+    bench.attempt(lambda: {"milliseconds": 1.0}, model="two")
+    bench.deadline = 0.0
+    bench.attempt(lambda: {"milliseconds": 1.0}, model="three")
+    first, second, third = json.loads(bench.out.read_text())
+    assert first == {"model": "one", "failed": "RuntimeError: first line"}
+    assert second["milliseconds"] == 1.0
+    assert third == {"model": "three", "failed": "TimeoutError: no time left"}
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    part = gpu._in_own_process("rates", tmp_path, 0.01, smoke=True)
+    assert (part["status"], part["results"]) == ("timed out", [])
+
+
+def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "nothing.py"))
+    part = gpu._in_own_process("rates", tmp_path, 60.0, smoke=True)
+    assert part["status"] == "failed"
+    assert "No such file" in part["message"]
+
+
+def test_sizes_are_the_papers() -> None:
+    sizes: Sizes = full()
+    with torch.device("meta"):
+        counts = {name: ScanLM(config, sizes.vocab_size) for name, config in sizes.ours.items()}
+    millions = {name: sum(one.numel() for one in model.parameters()) / 1e6 for name, model in counts.items()}
+    assert millions == {BOTH_NETS: pytest.approx(16.6, abs=0.05), NO_NETS: pytest.approx(10.9, abs=0.05)}
+    assert {config.num_heads for config in sizes.theirs.values()} == {8, 16}
+    assert dataclasses.asdict(sizes.ours[BOTH_NETS])["leaf_dropout"] == 0.1
