@@ -13,6 +13,7 @@ from torch import Tensor
 from logdepth.fused.program import Call, Program
 from logdepth.fused.weights import Cell, Net, Settings, add_product
 from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
 from logdepth.kernels.launch import MAX_PROGRAMS
 from logdepth.kernels.norm import residual_normed, residual_normed_backward
@@ -112,8 +113,8 @@ class Merges:
             if len(net_hidden):
                 net_hidden_grad = add_product(net_hidden_grad, rows.net_before, rows.inner)
                 net_out_grad = add_product(net_out_grad, rows.added, net_hidden)
-        of_cell = (hidden_grad, sums.before.sum(0), gates_grad, *sums.of_gates())
-        return of_cell if self.net is None else (*of_cell, net_hidden_grad, sums.net_before.sum(0), net_out_grad, *sums.of_net())
+        of_cell = (hidden_grad, column_sums(sums.before), gates_grad, *sums.of_gates())
+        return of_cell if self.net is None else (*of_cell, net_hidden_grad, column_sums(sums.net_before), net_out_grad, *sums.of_net())
 
     def _backward_of_call(
         self, call: Call, rows: Traces, hidden: Tensor, net_hidden: Tensor, grads: Tensor, sums: "_Sums"
@@ -216,9 +217,9 @@ class _Sums:
 
     def of_gates(self) -> tuple[Tensor, ...]:
         """Gradients of the gates' bias, and of the norm's scale and shift."""
-        return self.gates.sum(0).split([4 * self.width, self.width, self.width])
+        return column_sums(self.gates).split([4 * self.width, self.width, self.width])
 
     def of_net(self) -> tuple[Tensor, ...]:
         """Gradients of the bias of what the net adds, and of its norm's scale and shift."""
-        scale, shift, bias = self.net.sum(0).split(self.width)
+        scale, shift, bias = column_sums(self.net).split(self.width)
         return bias, scale, shift

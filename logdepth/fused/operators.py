@@ -1,11 +1,13 @@
 """FusedGRC: a GRC and the net after its merges, as an operator that sweeps by itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from logdepth.fused.casts import Casts
 from logdepth.fused.merges import Merges, Traces
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import Cell, Net, Settings
@@ -32,7 +34,7 @@ def why_not_fused(operator: Operator | OperatorPair, device: torch.device) -> st
 class FusedGRC(OwnSweep):
     """Stands for a GRC, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
 
-    def __init__(self, operator: Operator | OperatorPair) -> None:
+    def __init__(self, operator: Operator | OperatorPair, casts: Casts | None = None) -> None:
         up, down = operator if isinstance(operator, tuple) else (operator, operator)
         self.post = up if isinstance(up, PostMerge) else None
         cell = up.operator if isinstance(up, PostMerge) else up
@@ -40,6 +42,8 @@ class FusedGRC(OwnSweep):
         self.grc = cell
         self.net_on_folds = down is self.post
         self.width = cell.width
+        self.casts = casts
+        """Copies of the weights in the dtype of the products, where they are at hand."""
 
     def sweep(
         self, plan: Plan, elements: Tensor, blocks: Tensor, prefixes: Tensor, edges: Tensor, checkpoint: bool
@@ -47,8 +51,13 @@ class FusedGRC(OwnSweep):
         program = program_of(plan, len(edges), elements.device)
         post, settings = self.post, self._settings(elements, checkpoint)
         weights = (*Cell.of(self.grc), *(() if post is None else Net.of(post)))
+        casts = self.casts or Casts(weights, settings.dtype)
+        low = tuple(casts[weight] if number % 6 < 4 else weight for number, weight in enumerate(weights))
+        inputs = (elements, blocks, prefixes, edges, *weights)
+        # Asked here: what is inside a Function knows nothing of torch.no_grad.
+        learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
         outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
-            settings, program, elements, blocks, prefixes, edges, *weights
+            settings, program, learns, low, *inputs
         )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
@@ -76,17 +85,18 @@ class _FusedScan(torch.autograd.Function):
         ctx: Any,
         settings: Settings,
         program: Program,
+        learns: bool,
+        low: tuple[Tensor, ...],
         elements: Tensor,
         blocks: Tensor,
         prefixes: Tensor,
         edges: Tensor,
-        *weights: Tensor,
+        *_weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (elements, blocks, prefixes, edges)
         states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
         torch.cat([one.to(settings.dtype) for one in inputs], out=states[: program.num_inputs])
-        merges = _merges(settings, program, weights, states, draw_seed(elements.device))
-        learns = any(ctx.needs_input_grad)
+        merges = _merges(settings, program, low, states, draw_seed(elements.device))
         traces = None
         if learns and not settings.recompute:
             traces = Traces.empty(states, merges.net, program.num_merges, merges.num_net_merges)
@@ -95,7 +105,7 @@ class _FusedScan(torch.autograd.Function):
             ctx.settings, ctx.program, ctx.traces = settings, program, traces
             ctx.dtypes = [one.dtype for one in inputs]
             ctx.sizes = [len(one) for one in inputs]
-            ctx.save_for_backward(states, merges.seed, *weights)
+            ctx.save_for_backward(states, merges.seed, *low)
             ctx.set_materialize_grads(False)
         dtype = elements.dtype
         tables = (states.index_select(0, rows).to(dtype) for rows in (program.blocks, program.prefixes))
@@ -104,7 +114,7 @@ class _FusedScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads_of_results: Tensor | None) -> tuple[Tensor | None, ...]:
-        states, seed, *weights = ctx.saved_tensors
+        states, seed, *low = ctx.saved_tensors
         program: Program = ctx.program
         grads = torch.zeros_like(states)
         rows_of_results = (program.outputs, program.blocks, program.prefixes)
@@ -115,19 +125,18 @@ class _FusedScan(torch.autograd.Function):
                 grad = grad.to(grads.dtype)
                 grads.index_copy_(0, rows, grad if fresh else grads.index_select(0, rows) + grad)
                 fresh = False
-        merges = _merges(ctx.settings, program, weights, states, seed)
+        merges = _merges(ctx.settings, program, low, states, seed)
         weight_grads = merges.backward(grads, ctx.traces)
         ctx.traces = None  # overwritten: it cannot serve twice
         inputs = grads[: program.num_inputs].split(ctx.sizes)
         input_grads = (one.to(dtype) for one, dtype in zip(inputs, ctx.dtypes, strict=True))
-        return None, None, *input_grads, *weight_grads
+        return None, None, None, None, *input_grads, *weight_grads
 
 
 def _merges(
-    settings: Settings, program: Program, weights: tuple[Tensor, ...] | list[Tensor], states: Tensor, seed: Tensor
+    settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor
 ) -> Merges:
-    cell, net = Cell(*weights[:6]).to(settings.dtype), Net(*weights[6:]).to(settings.dtype) if weights[6:] else None
-    return Merges(settings, program, cell, net, states, seed)
+    return Merges(settings, program, Cell(*low[:6]), Net(*low[6:]) if low[6:] else None, states, seed)
 
 
 def _rate(dropout: nn.Dropout) -> float:

@@ -10,7 +10,7 @@ from logdepth.operators import GRC, PostMerge
 
 
 class Cell(NamedTuple):
-    """Weights of a GRC, matrices as `[out, in]`; or their gradients."""
+    """Weights of a GRC, matrices as `[out, in]`. Products read the first four."""
 
     hidden: Tensor
     hidden_bias: Tensor
@@ -24,13 +24,9 @@ class Cell(NamedTuple):
         linear, gates, norm = grc.hidden, grc.gates, grc.norm
         return cls(linear.weight, linear.bias, gates.weight, gates.bias, norm.weight, norm.bias)
 
-    def to(self, dtype: torch.dtype) -> "Cell":
-        """What matrix products read in another dtype."""
-        return Cell(*(weight.to(dtype) for weight in self[:4]), *self[4:])
-
 
 class Net(NamedTuple):
-    """Weights of a post-merge net; None stands for the gradient of a net that no merge went through."""
+    """Weights of a post-merge net, likewise."""
 
     hidden: Tensor
     hidden_bias: Tensor
@@ -43,9 +39,6 @@ class Net(NamedTuple):
     def of(cls, post: PostMerge) -> "Net":
         linear, out, norm = post.hidden, post.out, post.norm
         return cls(linear.weight, linear.bias, out.weight, out.bias, norm.weight, norm.bias)
-
-    def to(self, dtype: torch.dtype) -> "Net":
-        return Net(*(weight.to(dtype) for weight in self[:4]), *self[4:])
 
 
 class Settings(NamedTuple):
@@ -73,6 +66,6 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda and left.dtype != torch.float32:
         if total is None:
             return torch.mm(left.t(), right, out_dtype=torch.float32)
-        return torch.addmm(total, left.t(), right, out_dtype=torch.float32)
+        return torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
     product = (left.t() @ right).float()
     return product if total is None else total.add_(product)

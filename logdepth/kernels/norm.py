@@ -1,6 +1,6 @@
 """LayerNorm with what stands around it, in one pass over the rows; statistics and sums in float32.
 
-    normed:           act(LN(x) + skip)          the post-embedding net
+    fill_normed:      act(LN(x) + skip)          the post-embedding net
     residual_normed:  LN(x + dropout(added))     the post-merge net
 """
 
@@ -13,9 +13,11 @@ from logdepth.kernels.dropout import keep
 from logdepth.kernels.launch import TILE_WARPS, num_programs, tile_of
 
 SITE = 4
+NORM_PROGRAMS = 396
+"""Three a multiprocessor: as many as fit with the registers that they take."""
 
 
-def normed(
+def fill_normed(
     x: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, out: Tensor, *, eps: float, silu: bool
 ) -> None:
     """Fills `out` with act(LN(x) + skip); without `silu` there is no activation."""
@@ -42,15 +44,20 @@ def normed_backward(
 ) -> None:
     """Fills the gradients of x and skip.
 
-    To `sums` `[MAX_PROGRAMS, 3 · width]` partial sums over rows are added: of the gradients of scale, shift and x.
+    `sums` `[norm_programs(rows, width), 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
-    _normed_backward[(num_programs(triton.cdiv(num_rows, tile[0])),)](
+    _normed_backward[(len(sums),)](
         grad, x, scale, shift, x if skip is None else skip, x_grad, x_grad if skip_grad is None else skip_grad, sums,
         eps, num_rows, width, *tile, skip is not None, silu,
         num_warps=TILE_WARPS,
     )  # fmt: skip
+
+
+def norm_programs(num_rows: int, width: int) -> int:
+    """How many partial sums `normed_backward` leaves."""
+    return min(triton.cdiv(num_rows, tile_of(width)[0]), NORM_PROGRAMS)
 
 
 def residual_normed(
@@ -97,7 +104,7 @@ def residual_normed_backward(
 
 
 @triton.jit
-def _unit(values, inside, width, eps):  # type: ignore[no-untyped-def]
+def unit_of(values, inside, width, eps):  # type: ignore[no-untyped-def]
     """Rows without mean and with deviation 1, and by what they were multiplied for it."""
     centred = tl.where(inside, values - tl.sum(values, axis=1, keep_dims=True) / width, 0.0)
     deviation = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
@@ -105,7 +112,7 @@ def _unit(values, inside, width, eps):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped-def]
+def unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped-def]
     """From the gradient of such rows to that of what they were made from."""
     inner = tl.sum(grad * unit, axis=1, keep_dims=True) / width
     mean = tl.sum(grad, axis=1, keep_dims=True) / width
@@ -113,9 +120,14 @@ def _unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _add_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
+def add_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
     inside = column < width
     tl.store(sums + column, tl.load(sums + column, mask=inside, other=0.0) + tl.sum(total, axis=0), mask=inside)
+
+
+@triton.jit
+def store_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
+    tl.store(sums + column, tl.sum(total, axis=0), mask=column < width)
 
 
 @triton.jit
@@ -137,7 +149,7 @@ def _normed(  # type: ignore[no-untyped-def]
     column = tl.arange(0, block)[None, :]
     inside = (column < width) & (row < num_rows)
     place = row * width + column
-    unit, _ = _unit(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
+    unit, _ = unit_of(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     value = unit * by + tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
     if has_skip:
@@ -176,7 +188,7 @@ def _normed_backward(  # type: ignore[no-untyped-def]
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
-        unit, deviation = _unit(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
+        unit, deviation = unit_of(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
         out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
         if silu:
             value = unit * by + plus
@@ -187,15 +199,15 @@ def _normed_backward(  # type: ignore[no-untyped-def]
             tl.store(skip_grad + place, out, mask=inside)
         scale_sum += out * unit
         shift_sum += out
-        inward = _unit_grad(out * by, unit, deviation, inside, width)
+        inward = unit_grad(out * by, unit, deviation, inside, width)
         tl.store(x_grad + place, inward, mask=inside)
         x_sum += inward
         start += tl.num_programs(0) * rows
     own = sums + tl.program_id(0) * 3 * width
     column = tl.arange(0, block)
-    _add_sums(own, scale_sum, column, width)
-    _add_sums(own + width, shift_sum, column, width)
-    _add_sums(own + 2 * width, x_sum, column, width)
+    store_sums(own, scale_sum, column, width)
+    store_sums(own + width, shift_sum, column, width)
+    store_sums(own + 2 * width, x_sum, column, width)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -221,7 +233,7 @@ def _residual(  # type: ignore[no-untyped-def]
     place = row * width + column
     more = tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    unit, _ = _unit(value + keep(more, seed, first * width + place, site, rate), inside, width, eps)
+    unit, _ = unit_of(value + keep(more, seed, first * width + place, site, rate), inside, width, eps)
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
     tl.store(out + place, unit * by + plus, mask=inside)
@@ -257,11 +269,11 @@ def _residual_backward(  # type: ignore[no-untyped-def]
         at = first * width + place
         more = tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        unit, deviation = _unit(value + keep(more, seed, at, site, rate), inside, width, eps)
+        unit, deviation = unit_of(value + keep(more, seed, at, site, rate), inside, width, eps)
         out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
         scale_sum += out * unit
         shift_sum += out
-        inward = _unit_grad(out * by, unit, deviation, inside, width)
+        inward = unit_grad(out * by, unit, deviation, inside, width)
         tl.store(grad + place, inward, mask=inside)
         dropped = keep(inward, seed, at, site, rate)
         tl.store(added + place, dropped, mask=inside)
@@ -269,6 +281,6 @@ def _residual_backward(  # type: ignore[no-untyped-def]
         start += tl.num_programs(0) * rows
     own = sums + tl.program_id(0) * 3 * width
     column = tl.arange(0, block)
-    _add_sums(own, scale_sum, column, width)
-    _add_sums(own + width, shift_sum, column, width)
-    _add_sums(own + 2 * width, added_sum, column, width)
+    add_sums(own, scale_sum, column, width)
+    add_sums(own + width, shift_sum, column, width)
+    add_sums(own + 2 * width, added_sum, column, width)

@@ -5,11 +5,15 @@ residual around it all. LayerNorm after every linear map but the projected skip,
 """
 
 import itertools
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.operators.initialisation import scaled_linear
+
+if TYPE_CHECKING:
+    from logdepth.fused.casts import Casts
 
 
 class EmbeddingNet(nn.Module):
@@ -30,14 +34,14 @@ class EmbeddingNet(nn.Module):
         refined: Tensor = self.out(self.blocks(F.silu(self.stem(states))))
         return states + refined
 
-    def fused(self, states: Tensor) -> Tensor:
+    def fused(self, casts: "Casts", states: Tensor) -> Tensor:
         """The same by fused kernels, of `[rows, width]` in the dtype of the products."""
         from logdepth.fused.linear_normed import linear_normed
 
-        hidden = linear_normed(*self.stem, states)
+        hidden = linear_normed(casts, *self.stem, states)
         for block in self.blocks:
-            hidden = block.fused(hidden)
-        return linear_normed(*self.out, hidden, skip=states, silu=False)
+            hidden = block.fused(casts, hidden)
+        return linear_normed(casts, *self.out, hidden, skip=states, silu=False)
 
 
 class _Residual(nn.Module):
@@ -55,14 +59,15 @@ class _Residual(nn.Module):
             inner = F.silu(one(inner))
         return F.silu(self.skip(states) + last(inner))
 
-    def fused(self, states: Tensor) -> Tensor:
-        from logdepth.fused.linear_normed import linear_normed
+    def fused(self, casts: "Casts", states: Tensor) -> Tensor:
+        from logdepth.fused.linear_normed import linear, linear_normed
 
         *hidden, last = self.maps
         inner = states
         for one in hidden:
-            inner = linear_normed(*one, inner)
-        return linear_normed(*last, inner, skip=self.skip(states))
+            inner = linear_normed(casts, *one, inner)
+        skip = linear(casts, self.skip, states) if isinstance(self.skip, nn.Linear) else states
+        return linear_normed(casts, *last, inner, skip=skip)
 
 
 def _normed_linear(before: int, after: int) -> nn.Sequential:

@@ -13,22 +13,24 @@ Depth 1 is the paper's. A deeper model feeds y to further such layers, with a re
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logdepth.capture import keep
 from logdepth.losses import linear_cross_entropy
 from logdepth.models.embedding_net import EmbeddingNet
-from logdepth.models.language_model import LanguageModel, Size, arithmetic_dtype
+from logdepth.models.language_model import LanguageModel, Size
 from logdepth.models.packing import check_tokens
 from logdepth.operators import OPERATORS, GRCConfig, OperatorConfig, PostMergeConfig
 from logdepth.operators.initialisation import scaled_linear
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, OwnSweep, ScanState, scan
-from logdepth.shapes import Batch, Packed, Rows, Tokens
+from logdepth.shapes import Batch, Packed, Tokens
+
+if TYPE_CHECKING:
+    from logdepth.models.fused_scan_lm import FusedScanLM
 
 EMBEDDING_DEVIATION = 0.02
 WITHOUT_WEIGHTS = {"affine"}
@@ -141,20 +143,18 @@ class ScanLM(LanguageModel):
         self.head = None if config.tied else nn.Linear(config.embed_width, vocab_size, bias=False)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=EMBEDDING_DEVIATION)
-        self._leaf_table: tuple[object, Tensor] | None = None
-        self.fused: list[OwnSweep] = []
-        """What sweeps instead of each layer's operator, where the model is accelerated."""
+        self.fused: "FusedScanLM | None" = None
+        """Computes in the layers' stead, where the model is accelerated."""
 
     def accelerate(self) -> str | None:
-        from logdepth.fused import FusedGRC, why_not_fused
+        from logdepth.fused import why_not_fused
 
-        device = self.embedding.weight.device
-        for layer in self.layers:
-            reason = why_not_fused(layer.operators(), device)
-            if reason is not None:
-                return reason
-        self.fused = [FusedGRC(layer.operators()) for layer in self.layers]
-        return None
+        reason = why_not_fused(self.layers[0].operators(), self.embedding.weight.device)
+        if reason is None:
+            from logdepth.models.fused_scan_lm import FusedScanLM
+
+            self.fused = FusedScanLM()
+        return reason
 
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
@@ -190,12 +190,12 @@ class ScanLM(LanguageModel):
     ) -> tuple[Tensor, tuple[ScanState, ...]]:
         after: list[ScanState] = []
 
-        def prefixes_of(operator: Operator | OperatorPair, leaves: Batch) -> Batch:
+        def prefixes_of(operator: Operator | OperatorPair | OwnSweep, leaves: Batch) -> Batch:
             before = states[len(after)]
             if before is not None:
                 leaves = leaves.to(before.dtype)
             prefixes, state = scan(
-                self.fused[len(after)] if self.fused else operator,
+                operator,
                 leaves,
                 before,
                 lengths=lengths,
@@ -205,6 +205,8 @@ class ScanLM(LanguageModel):
             after.append(state)
             return prefixes
 
+        if self.fused is not None:
+            return self.fused.features(self, tokens, prefixes_of), tuple(after)
         return self._features_with(tokens, prefixes_of), tuple(after)
 
     def with_prefixes(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
@@ -213,37 +215,12 @@ class ScanLM(LanguageModel):
 
     def _features_with(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
         """What the head reads."""
-        weight = self.embedding.weight
-        if self.fused:
-            weight = weight.to(arithmetic_dtype(weight))
-        features = self.embed_dropout(F.embedding(tokens, weight))
+        features = self.embed_dropout(self.embedding(tokens))
         for number, layer in enumerate(self.layers):
-            if self.fused and not number and self._tokens_decide_leaves(tokens):
-                leaves = self._leaves_of_tokens(layer, weight, tokens)
-            else:
-                leaves = layer.fused_leaves(features) if self.fused else layer.leaves(features)
-            output = layer.output(prefixes_of(layer.operators(), leaves), features)
+            output = layer.output(prefixes_of(layer.operators(), layer.leaves(features)), features)
             features = features + output if number else output
         read: Tensor = self.output_dropout(features)
         return read
-
-    def _tokens_decide_leaves(self, tokens: Tokens) -> bool:
-        """Whether it pays to compute each token's leaf once, however often the token comes."""
-        return tokens.numel() > self.vocab_size and not (self.training and self.embed_dropout.p)
-
-    def _leaves_of_tokens(self, layer: "ScanLayer", weight: Tensor, tokens: Tokens) -> Tensor:
-        """Leaves, looked up; where nothing is learnt, in a table that is kept until a weight changes."""
-        if torch.is_grad_enabled() or self.training:
-            return layer.leaves_of_tokens(weight, tokens)
-        read = (self.embedding.weight, *layer.norm.parameters(), *layer.into_state.parameters())
-        read += (*layer.embedding_net.parameters(), *(layer.leaf_norm.parameters() if layer.leaf_norm else ()))
-        versions = (weight.dtype, weight.device, *((id(one), one._version) for one in read))
-        if self._leaf_table is None or self._leaf_table[0] != versions:
-            every_token = torch.arange(self.vocab_size, device=weight.device)
-            self._leaf_table = versions, layer.leaves_of_tokens(weight, every_token)
-        table = self._leaf_table[1]
-        keep(table)
-        return F.embedding(tokens, table)
 
     @property
     def _head_weight(self) -> Tensor:
@@ -277,28 +254,6 @@ class ScanLayer(nn.Module):
         hidden = self.embedding_net(self.into_state(self.norm(features)))
         leaves: Tensor = hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
         return leaves.to(self.into_state.weight.dtype)  # autocast must not decide what states are
-
-    def fused_leaves(self, features: Batch | Packed) -> Tensor:
-        """`leaves` by fused kernels, in the dtype of the products."""
-        hidden = self._fused_hidden(features.flatten(0, -2)).unflatten(0, features.shape[:-1])
-        if self.leaf_norm is None:
-            return hidden
-        return hidden + self.leaf_dropout(self.leaf_norm(hidden).to(hidden.dtype))
-
-    def leaves_of_tokens(self, embedding: Tensor, tokens: Tokens) -> Tensor:
-        """The leaves of tokens, where they depend on nothing else: computed for the vocabulary, and looked up."""
-        hidden = self._fused_hidden(embedding)
-        if self.leaf_norm is None:
-            return F.embedding(tokens, hidden)
-        normed = self.leaf_norm(hidden).to(hidden.dtype)
-        if not (self.training and self.leaf_dropout.p):
-            return F.embedding(tokens, hidden + normed)
-        hidden, normed = F.embedding(tokens, torch.cat([hidden, normed], dim=-1)).chunk(2, dim=-1)
-        return hidden + self.leaf_dropout(normed)
-
-    def _fused_hidden(self, features: Rows) -> Rows:
-        hidden = self.into_state(self.norm(features))
-        return self.embedding_net.fused(hidden) if isinstance(self.embedding_net, EmbeddingNet) else hidden
 
     def output(self, prefixes: Tensor, features: Tensor) -> Tensor:
         return torch.add(self.out_of_state(prefixes), features, alpha=self.input_residual)

@@ -1,0 +1,89 @@
+"""What tokens decide, as nodes of the graph: leaves looked up in a table, and what the embedding adds to an output."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from logdepth.kernels.column_sums import column_sums
+from logdepth.kernels.dropout import draw_seed
+from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, order_of, sum_by_token
+
+
+class Lookups:
+    """The lookups of one pass; their gradients are summed in one order."""
+
+    def __init__(self, tokens: Tensor, vocab_size: int) -> None:
+        self.tokens, self.vocab_size = tokens.flatten(), vocab_size
+        self._order: TokenOrder | None = None
+
+    @property
+    def order(self) -> TokenOrder:
+        if self._order is None:
+            self._order = order_of(self.tokens, self.vocab_size)
+        return self._order
+
+    def leaves(self, table: Tensor, norm: nn.LayerNorm | None, dropout: nn.Dropout) -> Tensor:
+        """h + dropout(LN(h)) for the row h of each token, `[tokens, width]`; without a norm, h."""
+        if norm is None:
+            return _Rows.apply(self, table)  # type: ignore[no-any-return, no-untyped-call]
+        rate = dropout.p if dropout.training else 0.0
+        arguments = (self, norm.eps, rate, table, norm.weight, norm.bias)
+        return _Leaves.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+    def added(self, x: Tensor, table: Tensor, factor: float) -> Tensor:
+        """x + factor · (the row of each token); `x` `[tokens, width]` is overwritten."""
+        return _Added.apply(self, factor, x, table)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lookups: Lookups, table: Tensor) -> Tensor:
+        ctx.lookups, ctx.dtype = lookups, table.dtype
+        return table.index_select(0, lookups.tokens)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
+
+
+class _Leaves(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, lookups: Lookups, eps: float, rate: float, table: Tensor, scale: Tensor, shift: Tensor
+    ) -> Tensor:
+        seed = draw_seed(table.device)
+        out = table.new_empty(len(lookups.tokens), table.shape[1])
+        leaves(table, lookups.tokens, scale, shift, out, eps=eps, rate=rate, seed=seed)
+        ctx.lookups, ctx.eps, ctx.rate = lookups, eps, rate
+        ctx.save_for_backward(table, scale, seed)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        table, scale, seed = ctx.saved_tensors
+        rows = torch.empty_like(grad)
+        sums = leaves_backward(
+            grad.contiguous(), table, ctx.lookups.tokens, scale, rows, eps=ctx.eps, rate=ctx.rate, seed=seed
+        )
+        scale_grad, shift_grad = column_sums(sums).split(len(scale))
+        table_grad = sum_by_token(rows, ctx.lookups.order).to(table.dtype)
+        return None, None, None, table_grad, scale_grad, shift_grad
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lookups: Lookups, factor: float, x: Tensor, table: Tensor) -> Tensor:
+        add_looked_up(x, table, lookups.tokens, factor)
+        ctx.mark_dirty(x)
+        ctx.lookups, ctx.factor, ctx.dtype = lookups, factor, table.dtype
+        return x
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        table_grad = sum_by_token(grad.contiguous(), ctx.lookups.order, ctx.factor)
+        return None, None, grad, table_grad.to(ctx.dtype)
