@@ -7,6 +7,7 @@ predicted exactly once. Words and bytes are those of the raw text, so that their
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from logdepth.capture import Captured
 from logdepth.data import StoreInfo, TokenStore, document_bounds
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
@@ -25,6 +27,10 @@ BATCH_TOKENS = 16_384
 """Tokens that go through a model at once; longer windows go through in parts, with the state carried on."""
 BATCH_LOGITS = 2**27
 """Logits that a model gives at once: with a large vocabulary, fewer tokens."""
+
+
+NatsOf = Callable[[Tensor, Tensor], Tensor]
+"""Inputs and targets, `[rows, length]` each, to the loss at each place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,7 @@ def evaluate(
     stride: int | None = None,
     precision: Precision = "auto",
     reset_at_documents: bool = False,
+    accelerate: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """The loss over a split, in windows of `context` tokens.
@@ -123,6 +130,8 @@ def evaluate(
         stride: how far a window starts after the one before; only its tokens that were not yet predicted count, so
             that each has at least `context - stride` tokens before it. By default `context`: windows side by side.
         reset_at_documents: each document in a window starts anew, for models that were trained so.
+        accelerate: windows of one shape are replayed as a CUDA graph. Fused kernels are the model's: see its method
+            `accelerate`.
         on_progress: called with the tokens predicted so far; what it raises ends the evaluation.
     """
     stride = context if stride is None else stride
@@ -135,13 +144,14 @@ def evaluate(
     nats, counts = np.zeros(longest), np.zeros(longest, dtype=np.int64)
     was_training = model.training
     model.eval()
+    nats_of = Captured(partial(_nats, model)) if accelerate else partial(_nats, model)
     try:
         done = 0
         batch_tokens = min(BATCH_TOKENS, max(1, BATCH_LOGITS // model.vocab_size))
         for windows in _windows(len(store) - 1, context, stride, batch_tokens):
             rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
             with arithmetic(precision, device):
-                losses = _losses(model, torch.from_numpy(rows).to(device), separator, batch_tokens)
+                losses = _losses(model, nats_of, torch.from_numpy(rows).to(device), separator, batch_tokens)
             losses = losses[:, windows.counted_from :]
             nats[windows.counted_from : windows.length] += losses.sum(axis=0)
             counts[windows.counted_from : windows.length] += len(rows)
@@ -176,28 +186,33 @@ def _windows(num_predictions: int, context: int, stride: int, batch_tokens: int)
         yield _Windows(full, context, context - stride)
 
 
-def _losses(model: LanguageModel, rows: Tensor, separator: int | None, batch_tokens: int) -> NDArray[np.float64]:
+def _losses(
+    model: LanguageModel, nats_of: NatsOf, rows: Tensor, separator: int | None, batch_tokens: int
+) -> NDArray[np.float64]:
     """Nats at every position of `[rows, length + 1]` tokens."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
-    if separator is not None:
-        bounds = document_bounds(inputs.cpu().numpy(), separator)
-        return _document_losses(model, inputs.flatten(), targets.flatten(), bounds, batch_tokens).reshape(inputs.shape)
-    return _row_losses(model, inputs, targets, batch_tokens)
+    if separator is None:
+        return _row_losses(model, nats_of, inputs, targets, batch_tokens)
+    bounds = document_bounds(inputs.cpu().numpy(), separator)
+    losses = _document_losses(model, nats_of, inputs.flatten(), targets.flatten(), bounds, batch_tokens)
+    return losses.reshape(inputs.shape)
 
 
-def _row_losses(model: LanguageModel, inputs: Tensor, targets: Tensor, batch_tokens: int) -> NDArray[np.float64]:
+def _row_losses(
+    model: LanguageModel, nats_of: NatsOf, inputs: Tensor, targets: Tensor, batch_tokens: int
+) -> NDArray[np.float64]:
     if inputs.numel() <= batch_tokens:
-        return _nats(model(inputs), targets)
+        return _on_host(nats_of(inputs, targets))
     parts, state = [], model.init_state(len(inputs))
     part = max(1, batch_tokens // len(inputs))
     for start in range(0, inputs.shape[1], part):
         logits, state = model.step(inputs[:, start : start + part], state)
-        parts.append(_nats(logits, targets[:, start : start + part]))
+        parts.append(_on_host(_cross_entropy(logits, targets[:, start : start + part])))
     return np.concatenate(parts, axis=1)
 
 
 def _document_losses(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
+    model: LanguageModel, nats_of: NatsOf, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
 ) -> NDArray[np.float64]:
     """Each packed document as if alone: as many at once as the bound allows, also where a model pads them."""
     losses, first = [], 0
@@ -210,17 +225,25 @@ def _document_losses(
             last += 1
         part = slice(bounds[first], bounds[last])
         if last == first + 1:
-            losses.append(_row_losses(model, inputs[None, part], targets[None, part], batch_tokens)[0])
+            losses.append(_row_losses(model, nats_of, inputs[None, part], targets[None, part], batch_tokens)[0])
         else:
             cu_seqlens = [bound - bounds[first] for bound in bounds[first : last + 1]]
-            losses.append(_nats(model(inputs[part], cu_seqlens=cu_seqlens), targets[part]))
+            losses.append(_on_host(_cross_entropy(model(inputs[part], cu_seqlens=cu_seqlens), targets[part])))
         first = last
     return np.concatenate(losses)
 
 
-def _nats(logits: Tensor, targets: Tensor) -> NDArray[np.float64]:
+def _nats(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:
+    return _cross_entropy(model(inputs), targets)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     losses = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).double().cpu().numpy()
+    return losses.view(targets.shape)
+
+
+def _on_host(losses: Tensor) -> NDArray[np.float64]:
+    return losses.double().cpu().numpy()
 
 
 def _evaluation(

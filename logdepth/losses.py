@@ -72,6 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total, count, features_grad, weight_grad = _sum_in_chunks(
             features, weight, targets, use_kernel, features_learn, weight_learns
         )
+        ctx.use_kernel = use_kernel
         ctx.save_for_backward(count, features_grad, weight_grad)
         return total / count
 
@@ -86,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Only here are gradients made those of a mean: before, float16 would lose the small ones. A scale of few bits
         # would be no better. Autograd casts them to the dtypes of features and weight.
         scale = grad / count
-        grads = (None if one is None else one.to(scale.dtype) * scale for one in (features_grad, weight_grad))
+        grads = (None if one is None else _scaled(one, scale, ctx.use_kernel) for one in (features_grad, weight_grad))
         return *grads, None, None, None, None
 
 
@@ -136,6 +137,15 @@ def _replace_by_gradient(
         values.sub_(log_totals.where(kept, torch.inf)[:, None]).exp_()  # all 0 in rows that do not count
         values[at_targets] -= kept.to(values.dtype)
         logits.copy_(values)
+
+
+def _scaled(grads: Tensor, scale: Tensor, use_kernel: bool) -> Tensor:
+    """The product, without losing bits of the scale."""
+    if not use_kernel:
+        return grads.to(scale.dtype) * scale
+    from logdepth.kernels.rows import scaled
+
+    return scaled(grads, scale)
 
 
 def _multiply(left: Tensor, right: Tensor, product: Tensor, *, added: bool) -> None:

@@ -4,14 +4,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from logdepth.capture import Captured
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
 
 What = Literal["forward", "train"]
+CAPTURED_AFTER = 3
+"""Batches before a CUDA graph is replayed: two that run as they are, and the capture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +47,14 @@ def time_model(
     batch_tokens: int = 16_384,
     what: What = "forward",
     precision: Precision = "auto",
+    accelerate: bool = False,
     repeats: int = 10,
     warmups: int = 3,
 ) -> Iterator[Timing]:
     """Times a batch at each context length: `batch_size` rows, or as many as make `batch_tokens`.
 
-    Tokens are random; the numbers are medians of single batches after warm-up, each awaited on the device.
+    Tokens are random; the numbers are medians of single batches after warm-up, each awaited on the device. With
+    `accelerate` a batch is one CUDA graph; fused kernels are the model's: see its method `accelerate`.
     """
     device = next(model.parameters()).device
     model.train(what == "train")
@@ -55,8 +62,8 @@ def time_model(
     for context in contexts:
         rows = batch_size or max(1, batch_tokens // context)
         tokens = torch.randint(model.vocab_size, (rows, context + 1), generator=generator).to(device)
-        work = _work(model, tokens, what, precision)
-        for _ in range(warmups):
+        work = _work(model, tokens, what, precision, accelerate)
+        for _ in range(max(warmups, CAPTURED_AFTER) if accelerate else warmups):
             work()
         seconds = [_timed(work, device) for _ in range(repeats)]
         quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if repeats > 1 else [seconds[0]] * 3
@@ -80,25 +87,29 @@ def attention_of(model: LanguageModel, precision: Precision) -> str | None:
         return model.attention_in_words()
 
 
-def _work(model: LanguageModel, tokens: torch.Tensor, what: What, precision: Precision) -> Callable[[], None]:
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+def _work(
+    model: LanguageModel, tokens: Tensor, what: What, precision: Precision, accelerate: bool
+) -> Callable[[], object]:
     device = tokens.device
 
     @torch.inference_mode()
-    def forward() -> None:
+    def forward(tokens: Tensor) -> Tensor:
         with arithmetic(precision, device):
-            model(inputs)
+            logits: Tensor = model(tokens[:, :-1])
+        return logits
 
-    def forward_and_backward() -> None:
+    def forward_and_backward(tokens: Tensor) -> Tensor:
         with arithmetic(precision, device):
-            loss = model.loss(inputs, targets)
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
         torch.autograd.backward(loss)
         model.zero_grad(set_to_none=True)
+        return loss.detach()
 
-    return forward if what == "forward" else forward_and_backward
+    function = forward if what == "forward" else forward_and_backward
+    return partial(Captured(function) if accelerate else function, tokens)
 
 
-def _timed(work: Callable[[], None], device: torch.device) -> float:
+def _timed(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

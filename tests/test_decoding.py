@@ -32,23 +32,24 @@ class Rehearsed:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.recorded: dict[Hashable, tuple[Callable[[], Tensor], list[int]]] = {}
+        self.recorded: dict[Hashable, tuple[Callable[[], None], list[int]]] = {}
         self.replays = 0
 
     def memory(self) -> list[int]:
         decoder, weights = self.decoder, self.decoder._weights
         tables = [one for tables in decoder._tables for one in (tables.blocks, tables.prefixes)]
         layers = [weight for layer in weights.layers for weight in layer.parameters()]
-        return [one.data_ptr() for one in (decoder._tokens, decoder._index, *tables, weights.head, *layers)]
+        own = (decoder._row_tokens, decoder._index, decoder._logits)
+        return [one.data_ptr() for one in (*own, *tables, weights.head, *layers)]
 
     def forget(self) -> None:
         self.recorded.clear()
 
-    def run(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+    def run(self, key: Hashable, compute: Callable[[], None]) -> None:
         self.replays += key in self.recorded
         recorded, memory = self.recorded.setdefault(key, (compute, self.memory()))
         assert memory == self.memory()
-        return recorded()
+        recorded()
 
 
 def built(name: str = "ar-grc") -> ScanLM:
@@ -204,7 +205,7 @@ def test_merges_a_token_do_not_grow_with_the_length(graphs: bool) -> None:
     empty = model.init_state(batch)
     decoder = decoder_of(model, empty, graphs)
     decoder._hold(empty, levels=16)
-    decoder._lengths = lengths.copy()  # of rows whose blocks are zeros: the counts are the same
+    decoder._stand_at(lengths.copy())  # of rows whose blocks are zeros: the counts are the same
     tokens = random_tokens(batch)
     with counted(model) as rows:
         for _ in range(count):
@@ -360,6 +361,106 @@ def test_leaves_of_large_vocabularies_are_computed_as_needed(monkeypatch: pytest
         assert (decoder._weights.leaves is not None) == has_table
 
 
+def steps_by_kernels(name: str, lengths: list[int], count: int, graphs: bool, leaf_table: bool) -> Decoder:
+    """Some steps by kernels, in float32, against the model's."""
+    torch.manual_seed(1)
+    model = SCAN_MODELS[name].build(VOCAB).eval()
+    state = prefilled(model, lengths)
+    decoder = decoder_of(model, state, graphs, leaf_table=leaf_table, kernels=True)
+    for tokens in random_tokens(count, len(lengths)):
+        with torch.no_grad():
+            logits, state = model.step(tokens[:, None], state)
+        torch.testing.assert_close(decoder.step(tokens), logits[:, 0], rtol=1e-3, atol=1e-4)
+    for one, other in zip(decoder.state().layers, state.layers, strict=True):
+        torch.testing.assert_close(one.blocks, other.blocks, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(one.prefixes, other.prefixes, rtol=1e-3, atol=1e-4)
+    return decoder
+
+
+@as_graphs
+@pytest.mark.parametrize("leaf_table", [False, True], ids=["leaves", "table"])
+def test_one_row_by_kernels(graphs: bool, leaf_table: bool) -> None:
+    pytest.importorskip("triton")
+    assert steps_by_kernels("ar-grc", [0], 12, graphs, leaf_table)._weights.few_rows
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count"), [([3], 3), ([2] * 3, 3), ([6, 3, 7], 2), ([3] * 65, 1)], ids=["one", "few", "apart", "many"]
+)
+@pytest.mark.parametrize("name", ["ar-grc", "plain", "every-merge", "deep"])
+def test_kernels_give_the_models_answers(name: str, lengths: list[int], count: int) -> None:
+    pytest.importorskip("triton")
+    assert steps_by_kernels(name, lengths, count, graphs=False, leaf_table=True)._weights.few_rows
+
+
+def test_kernels_keep_to_autocast() -> None:
+    pytest.importorskip("triton")
+    torch.manual_seed(1)
+    model = SCAN.build(VOCAB).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state = prefilled(model, [6])
+        decoder = Decoder(model, state, kernels=True)
+        for tokens in random_tokens(4, 1):
+            with torch.no_grad():
+                logits, state = model.step(tokens[:, None], state)
+            found = decoder.step(tokens)
+            assert found.dtype == torch.bfloat16
+            torch.testing.assert_close(found, logits[:, 0], rtol=0.03, atol=0.03)
+    assert decoder._weights.few_rows
+    assert decoder.state().layers[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["ar-mlp-ldru", "affine"])
+def test_operators_without_kernels_do_without(name: str) -> None:
+    assert steps_by_kernels(name, [5, 5], 4, graphs=False, leaf_table=True)._weights.few_rows is None
+
+
+def test_float64_does_without_kernels() -> None:
+    model = built()
+    state = prefilled(model, [5, 5])
+    decoder = Decoder(model, state, kernels=True)
+    check_steps(model, state, decoder, 4)
+    assert decoder._weights.few_rows is None
+
+
+@as_graphs
+@pytest.mark.parametrize("lengths", [[1, 1], [1, 2]], ids=["together", "apart"])
+def test_tokens_may_be_written_where_they_are_read(graphs: bool, lengths: list[int]) -> None:
+    model = built()
+    state = prefilled(model, lengths)
+    decoder = decoder_of(model, state, graphs)
+    mine = decoder.tokens
+    for tokens in random_tokens(40, 2):  # tables grow meanwhile
+        with torch.no_grad():
+            logits, state = model.step(tokens[:, None], state)
+        mine.copy_(tokens)
+        close(decoder.step(mine), logits[:, 0])
+    assert decoder.tokens is mine
+    decoder.select([1])
+    state = state.select([1])
+    for tokens in random_tokens(9, 1):
+        with torch.no_grad():
+            logits, state = model.step(tokens[:, None], state)
+        decoder.tokens.copy_(tokens)
+        close(decoder.step(decoder.tokens), logits[:, 0])
+    with pytest.raises(ValueError, match=r"of shape \(1,\)"):
+        decoder.step(mine)
+
+
+@as_graphs
+def test_tokens_of_streams_that_are_left(graphs: bool) -> None:
+    model = built()
+    state = prefilled(model, [4, 4, 4])
+    decoder = decoder_of(model, state, graphs)
+    decoder.select([2, 0])
+    state = state.select([2, 0])
+    for tokens in random_tokens(6, 2):
+        with torch.no_grad():
+            logits, state = model.step(tokens[:, None], state)
+        decoder.tokens.copy_(tokens)
+        close(decoder.step(decoder.tokens), logits[:, 0])
+
+
 class FakeGraph:
     """Counts how often it is replayed."""
 
@@ -385,17 +486,12 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_are_recorded_when_they_come_again(fake_cuda: None) -> None:
     graphs, ran = StepGraphs(torch.device("cuda"), pytest.fail), []
-
-    def compute() -> Tensor:
-        ran.append(1)
-        return torch.ones(2)
-
     for key, times_run in (("a", 1), ("a", 2), ("a", 2), ("b", 3), ("a", 3)):
-        assert torch.equal(graphs.run(key, compute), torch.ones(2))
+        graphs.run(key, lambda: ran.append(1))
         assert len(ran) == times_run
     assert {key: graph.replays for key, graph in graphs.graphs.items()} == {"a": 3}
     graphs.forget()
-    graphs.run("a", compute)
+    graphs.run("a", lambda: ran.append(1))
     assert len(ran) == 4
 
 
@@ -411,15 +507,14 @@ def test_steps_that_cannot_be_recorded_run_as_they_are(fake_cuda: None, monkeypa
         finally:
             recording[0] = False
 
-    def compute() -> Tensor:
+    def compute() -> None:
         if recording[0]:
             raise RuntimeError("not while recording\nand more")
         done.append(1)
-        return torch.ones(2)
 
     monkeypatch.setattr(torch.cuda, "graph", refusing)
     for times in range(1, 6):
-        assert torch.equal(graphs.run("a", compute), torch.ones(2))
+        graphs.run("a", compute)
         assert len(done) == times
     graphs.run("b", compute)
     graphs.run("b", compute)
@@ -437,13 +532,13 @@ def test_graphs_give_the_plain_answers_on_a_gpu(name: str, lengths: list[int], p
     torch.manual_seed(1)
     model = SCAN_MODELS[name].build(VOCAB).eval().cuda()
     low = precision == torch.bfloat16
-    tolerance = 3e-2 if low else 1e-4
+    tolerance = 6e-2 if low else 1e-3
     tokens = random_tokens(len(lengths), max(lengths), seed=7).cuda()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low):
             state = model.step(tokens, model.init_state(len(lengths)), lengths=lengths)[1]
-        graphs, plain = Decoder(model, state, graphs=True), Decoder(model, state)
+        graphs, plain = Decoder(model, state, graphs=True), Decoder(model, state, kernels=False)
         chosen = list(range(len(lengths)))
         for number, column in enumerate(random_tokens(150, len(lengths)).cuda()):
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low):  # a new one at each step, as users have it

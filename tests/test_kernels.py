@@ -1,5 +1,6 @@
 """Every kernel is the plain torch that it stands for: values, gradients, dropout. Without a GPU, in the interpreter."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,15 +11,17 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from logdepth.fused import merges
-from logdepth.kernels import launch, lookup, norm, pairs
 from logdepth.kernels import linear as products
-from logdepth.kernels.activation import activate, activate_backward
+from logdepth.kernels import lookup, norm, pairs
+from logdepth.kernels.activation import activate, activate_backward, slope_programs
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
+from logdepth.kernels.launch import num_programs
 from logdepth.kernels.linear import linear, linear_activated
 from logdepth.kernels.lookup import add_looked_up, leaves, leaves_backward, order_of, sum_by_token
-from logdepth.kernels.norm import norm_programs, normed, normed_backward, residual_normed, residual_normed_backward
+from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward, residual_normed, residual_normed_backward
 from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
+from logdepth.kernels.rows import scaled, scatter_rows
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -33,9 +36,15 @@ activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MAX_PROGRAMS", PROGRAMS)
-    monkeypatch.setattr(norm, "NORM_PROGRAMS", PROGRAMS)
-    monkeypatch.setattr(lookup, "NORM_PROGRAMS", PROGRAMS)
+    for module in [one for name, one in sys.modules.items() if name.startswith("logdepth.")]:
+        for limit in {"MAX_PROGRAMS", "MULTIPROCESSORS", "MOST"} & set(vars(module)):
+            monkeypatch.setattr(module, limit, 1 if limit == "MOST" else PROGRAMS)
+
+
+def test_programs_have_several_turns_here() -> None:
+    rows, width = 70, 100
+    assert num_programs(rows) == norm_programs(rows, width) == PROGRAMS
+    assert slope_programs(rows, width) < rows
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -135,7 +144,7 @@ def test_activation(activation: str, rows: int, width: int, dtype: torch.dtype) 
     activate(in_place, in_place, **settings)
     assert torch.equal(in_place, hidden)
 
-    grad, sums = random(rows, width, dtype=dtype), random(PROGRAMS, width)
+    grad, sums = random(rows, width, dtype=dtype), random(slope_programs(rows, width), width)
     (before_grad,) = torch.autograd.grad(expected, exact_before, grad.double())
     sums_before = sums.clone()
     activate_backward(before, grad, sums, **settings)
@@ -158,7 +167,7 @@ def test_normed(with_skip: bool, silu: bool, rows: int, width: int, dtype: torch
     expected = F.layer_norm(inputs[0], (width,), inputs[1], inputs[2], EPS) + (inputs[3] if with_skip else 0.0)
     expected = F.silu(expected) if silu else expected
     out = torch.empty_like(x)
-    normed(x, scale, shift, skip, out, eps=EPS, silu=silu)
+    fill_normed(x, scale, shift, skip, out, eps=EPS, silu=silu)
     assert_close(out, expected.detach(), dtype)
 
     grad, sums = random(rows, width, dtype=dtype), random(norm_programs(rows, width), 3 * width)
@@ -183,7 +192,7 @@ def test_residual_normed(rate: float, rows: int, width: int, dtype: torch.dtype)
         random(width),
     )
     settings = {"eps": EPS, **dropout(rate, first=3)}
-    grad, sums = random(rows, width, dtype=dtype), random(PROGRAMS, 3 * width)
+    grad, sums = random(rows, width, dtype=dtype), random(norm_programs(rows, width), 3 * width)
     actual_x_grad, actual_added_grad, actual_sums = grad.clone(), added.clone(), sums.clone()
     residual_normed_backward(actual_x_grad, x, actual_added_grad, scale, actual_sums, **settings)
 
@@ -207,6 +216,20 @@ def test_column_sums(rows: int, width: int) -> None:
     partial = random(rows, width)
     assert_close(column_sums(partial), partial.double().sum(0))
     assert column_sums(partial[:, :0]).shape == (0,)
+
+
+@sizes
+@dtypes
+def test_tensors_are_scaled_and_rows_scattered(rows: int, width: int, dtype: torch.dtype) -> None:
+    x, values, (left, _) = random(3 * rows + 3, width, dtype=dtype), random(rows, width, dtype=dtype), operands(rows)
+    factor = torch.tensor(0.3, device=DEVICE)
+    assert_close(scaled(x, factor), x.double() * factor.double(), dtype)
+    expected = x.clone()
+    expected[left] = values
+    scatter_rows(x, left, values)
+    assert torch.equal(x, expected)
+    scatter_rows(x, left[:0], values[:0])
+    assert torch.equal(x, expected)
 
 
 # Rows by token
@@ -274,7 +297,7 @@ def kept_of_pairs(rows: int, width: int, **settings: Any) -> tuple[Tensor, Tenso
 def kept_of_hidden(rows: int, width: int, site: int = 2, **settings: Any) -> tuple[Tensor, Tensor]:
     before, forward, backward = (torch.ones(rows, width, device=DEVICE) for _ in range(3))
     activate(before, forward, activation="relu", site=site, **settings)
-    sums = torch.zeros(PROGRAMS, width, device=DEVICE)
+    sums = torch.zeros(slope_programs(rows, width), width, device=DEVICE)
     activate_backward(before, backward, sums, activation="relu", site=site, **settings)
     assert torch.equal(backward, forward)
     return forward, before
@@ -285,7 +308,8 @@ def kept_of_residual(rows: int, width: int, **settings: Any) -> tuple[Tensor, Te
     # A large eps leaves LN a tiny multiple of the centred rows: what is above the mean was kept.
     unit, out = torch.ones(width, device=DEVICE), torch.empty_like(x)
     residual_normed(x, added, unit, 0 * unit, out, eps=1.0, **settings)
-    grad, sums = torch.randn(rows, width).to(DEVICE), torch.zeros(PROGRAMS, 3 * width, device=DEVICE)
+    grad = torch.randn(rows, width).to(DEVICE)
+    sums = torch.zeros(norm_programs(rows, width), 3 * width, device=DEVICE)
     residual_normed_backward(grad, x, added, unit, sums, eps=1.0, **settings)
     by = 1 / (1 - settings["rate"])
     return (out > 0) * by, (added != 0) * by

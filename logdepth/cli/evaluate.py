@@ -1,5 +1,6 @@
 """`logdepth evaluate`: perplexity of a run."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class EvaluateCommand:
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
     """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    accelerate: Switch = False
+    """Fused kernels and CUDA graphs, where there are any for the model and the device."""
     data_dir: Path | None = None
     """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
     json: Switch = False
@@ -66,6 +69,8 @@ def run(arguments: Sequence[str]) -> int:
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     store = _store(command, loaded)
+    if command.accelerate and (reason := loaded.model.accelerate()):
+        print(reason, file=sys.stderr)
     results = []
     with Progress(f"evaluating {command.run}", len(contexts) * (len(store) - 1), unit="tokens") as progress:
         for number, context in enumerate(contexts):
@@ -77,6 +82,7 @@ def run(arguments: Sequence[str]) -> int:
                 stride=command.stride,
                 precision=command.precision,
                 reset_at_documents=train.reset_at_documents,
+                accelerate=command.accelerate,
                 on_progress=lambda done, before=before, context=context: progress.update(  # type: ignore[misc]
                     before + done, f"context {context:,}"
                 ),

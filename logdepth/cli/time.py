@@ -1,5 +1,6 @@
 """`logdepth time`: time against context length."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ class TimeCommand:
     """Batches before them that are not."""
     compile: Switch = False
     """torch.compile, as in training."""
+    accelerate: Switch = False
+    """Fused kernels and CUDA graphs, as in training."""
     device: str = "auto"
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
@@ -61,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     device = device_named(command.device, "--device")
     model = _model(command.model, device)
+    if command.accelerate and (reason := model.accelerate()):
+        print(reason, file=sys.stderr)
     if command.compile:
         compile_model(model)
     timings: list[Timing] = []
@@ -72,6 +77,7 @@ def run(arguments: Sequence[str]) -> int:
             batch_tokens=command.batch_tokens,
             what=command.what,
             precision=command.precision,
+            accelerate=command.accelerate,
             repeats=command.repeats,
             warmups=command.warmups,
         ):

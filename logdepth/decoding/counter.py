@@ -84,18 +84,23 @@ def buckets(batch: int, levels: int) -> tuple[int, ...]:
     return tuple(min(batch, max(SMALLEST_BUCKET, batch >> level)) for level in range(levels))
 
 
+_TOGETHER = [(Together(carry, False), Together(carry, True)) for carry in range(64)]
+
+
+def together(length: int) -> Together:
+    """What a token does to rows that all have this length."""
+    carry = (length & ~(length + 1)).bit_count()
+    return _TOGETHER[carry][length >> carry > 0]
+
+
 def next_step(lengths: Ints, *, padded: bool) -> Step:
     """What a token does to rows of these lengths; `padded`: in one of few shapes, where rows fit into the buckets."""
-    first = int(lengths[0]) if lengths.size else 0
-    carry = (first & ~(first + 1)).bit_count()
-    together = Together(carry, first >> carry > 0)
-    if (lengths == first).all():
-        return Step(together, NO_LISTS, True)
+    alike = together(int(lengths[0]) if lengths.size else 0)
     ones = lengths & ~(lengths + 1)
     carries = np.bitwise_count(ones).astype(np.int64)
     folds = lengths > ones
-    if (carries == together.carry).all() and (folds == together.folds).all():
-        return Step(together, NO_LISTS, True)
+    if (carries == alike.carry).all() and (folds == alike.folds).all():
+        return Step(alike, NO_LISTS, True)
 
     batch, highest = lengths.size, int(carries.max())
     counts = batch - np.cumsum(np.bincount(carries))[:-1]  # rows that carry beyond each level

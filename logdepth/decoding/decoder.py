@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.decoding.counter import Apart, Together, next_step
+from logdepth.decoding.counter import Apart, Together, next_step, together
 from logdepth.decoding.step_graphs import StepGraphs
 from logdepth.decoding.tables import Tables
 from logdepth.decoding.weights import Weights
@@ -22,18 +22,24 @@ from logdepth.models import ScanLM
 from logdepth.models.scan_lm import ScanLMState
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.integers import integers
-from logdepth.scanning.lengths import Ints
+from logdepth.scanning.lengths import Ints, Lengths
 
 
 class Decoder:
     """Goes on from a state that `model.step` left, without changing it; in the autocast that is on when it steps."""
 
-    _lengths: Ints
-    """Of the rows of the tables, which may still hold streams that were left out."""
+    tokens: Tensor
+    """`[batch]`, int64: a step is soonest given what is written here. Another tensor once streams were left out."""
+    _length: int | None
+    """Of all rows of the tables, where it is the same."""
+    _each: Ints
+    """Of each of the rows elsewhere."""
     _rows: Ints
-    """The row of each stream."""
+    """The row of each stream: tables may still hold streams that were left out."""
     _kept: Tensor | None
     """The same on the device; None where streams and rows are the same."""
+    _logits: Tensor | None
+    """`[rows, vocab]`, of the last step."""
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Decoder:
         *,
         graphs: bool = False,
         leaf_table: bool | None = None,
+        kernels: bool | None = None,
         say: Callable[[str], None] = warnings.warn,
     ) -> None:
         """
@@ -50,6 +57,7 @@ class Decoder:
             state: where the streams stand.
             graphs: on CUDA, record steps as CUDA graphs; elsewhere it changes nothing.
             leaf_table: compute the leaves of all tokens once. By default on CUDA, where that takes next to no time.
+            kernels: merge by fused kernels, where the operator has some. By default on CUDA.
             say: told in one line, once, where graphs cannot be recorded.
         """
         if model.training:
@@ -58,8 +66,11 @@ class Decoder:
             raise ValueError(f"the state has {len(state.layers)} layers, the model {len(model.layers)}")
         first = state.layers[0]
         self.model, self.device = model, first.device
-        self._leaf_table = self.device.type == "cuda" if leaf_table is None else leaf_table
-        self._graphs = StepGraphs(self.device, say) if graphs and self.device.type == "cuda" else None
+        self._kind = self.device.type
+        on_cuda = self._kind == "cuda"
+        self._leaf_table = on_cuda if leaf_table is None else leaf_table
+        self._kernels = on_cuda if kernels is None else kernels
+        self._graphs = StepGraphs(self.device, say) if graphs and on_cuda else None
         self._weights: Weights | None = None
         self._autocast: torch.dtype | None = None
         self._hold(state, levels=first.row_lengths.longest.bit_length() + 1)
@@ -73,33 +84,37 @@ class Decoder:
         """Bytes of the streams' state on the device."""
         return sum(tables.nbytes for tables in self._tables)
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """One token of every stream, `[batch]`: the logits of the next, `[batch, vocab]`, valid until the next step."""
-        if tokens.shape != (self.batch,) or tokens.dtype != torch.int64:
-            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            raise ValueError(f"tokens must be int64 of shape ({self.batch},), one a stream; got {got}")
+        # A recorded step takes a GPU so little time that everything here counts.
+        if tokens is not self.tokens:
+            self._check(tokens)
+            self.tokens.copy_(tokens)
+        if self._kept is not None:
+            self._row_tokens.index_copy_(0, self._kept, self.tokens)
         self._read_weights()
-        longest = int(self._lengths.max(initial=0)) + 1
-        if longest.bit_length() > self._levels:
-            self._hold(self.state(), levels=2 * self._levels)
-
-        shape, lists, recurs = next_step(self._lengths, padded=self._graphs is not None)
-        if lists.size:
-            self._index[: lists.size].copy_(_on_host(lists, self.device), non_blocking=True)
-        if self._kept is None:
-            self._tokens.copy_(tokens)
+        self._make_room()
+        shape: Together | Apart
+        if self._length is not None:
+            shape, index_size, recurs = together(self._length), 0, True
+            self._length += 1
         else:
-            self._tokens.index_copy_(0, self._kept, tokens)
-        compute = partial(self._logits, shape, lists.size)
-        with self._arithmetic():
-            logits = self._graphs.run(shape, compute) if self._graphs is not None and recurs else compute()
-        self._lengths += 1
-        return logits if self._kept is None else logits.index_select(0, self._kept)
+            shape, lists, recurs = next_step(self._each, padded=self._graphs is not None)
+            index_size = lists.size
+            if index_size:
+                self._index[:index_size].copy_(_on_host(lists, self.device), non_blocking=True)
+            self._each += 1
+        compute = partial(self._compute, shape, index_size)
+        if self._graphs is not None and recurs:
+            self._graphs.run(shape, compute)
+        else:
+            compute()
+        assert self._logits is not None
+        return self._logits if self._kept is None else self._logits.index_select(0, self._kept)
 
     def state(self) -> ScanLMState:
         """Where the streams stand, for going on elsewhere."""
-        return ScanLMState(tuple(tables.state(self._lengths, self._rows) for tables in self._tables))
+        return ScanLMState(tuple(tables.state(self._lengths(), self._rows) for tables in self._tables))
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keeps the given streams, in the given order; one may come twice or not at all."""
@@ -109,32 +124,70 @@ class Decoder:
             raise IndexError(f"row {outside[0]} is not among the {self.batch} streams")
         self._rows = self._rows[chosen]
         # Recorded steps are worth more than the work on streams that have ended, until those are the most.
-        in_place = len(np.unique(self._rows)) == len(chosen) and 2 * len(chosen) > len(self._lengths)
+        in_place = len(np.unique(self._rows)) == len(chosen) and 2 * len(chosen) > len(self._row_tokens)
         if self._graphs is None or not in_place:
             self._hold(self.state(), self._levels)
         else:
             self._kept = index_on(self.device, self._rows)
+            self.tokens = self._integers(len(chosen))
+
+    def _check(self, tokens: Tensor) -> None:
+        if tokens.shape != self.tokens.shape or tokens.dtype != torch.int64:
+            got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            raise ValueError(f"tokens must be int64 of shape ({self.batch},), one a stream; got {got}")
 
     def _hold(self, state: ScanLMState, levels: int) -> None:
-        """Own copies of a state, in new memory."""
-        self._lengths = state.lengths.numpy()
+        """Own copies of a state, in new memory; but tokens stay where they are, while there are as many."""
+        self._stand_at(state.lengths.numpy())
         self._levels = levels
-        batch = len(self._lengths)
-        self._rows, self._kept = np.arange(batch), None
+        batch = len(state.lengths)
+        self._rows, self._kept, self._logits = np.arange(batch), None, None
         with torch.inference_mode():
             self._tables = [Tables.of(layer, levels) for layer in state.layers]
-            self._tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
-            self._index = torch.zeros(batch * (2 * levels + 8), dtype=torch.int64, device=self.device)
+        self._index = self._integers(batch * (2 * levels + 8))
+        if not hasattr(self, "tokens") or len(self.tokens) != batch:
+            self.tokens = self._integers(batch)
+        self._row_tokens = self.tokens
         if self._graphs is not None:
             self._graphs.forget()
 
+    def _stand_at(self, lengths: Ints) -> None:
+        known = Lengths.of(lengths)
+        self._length = known.common
+        self._each = known.array()
+
+    def _lengths(self) -> Ints:
+        """Of the rows of the tables."""
+        return self._each if self._length is None else np.full(len(self._row_tokens), self._length)
+
+    def _integers(self, count: int) -> Tensor:
+        with torch.inference_mode(False):  # to be written to in any mode
+            return torch.zeros(count, dtype=torch.int64, device=self.device)
+
+    def _make_room(self) -> None:
+        """For a level more, where one of the rows is going to need it; and for the logits."""
+        longest = int(self._each.max()) if self._length is None else self._length
+        if (longest + 1).bit_length() > self._levels:
+            self._hold(self.state(), levels=2 * self._levels)
+        if self._logits is None:
+            assert self._weights is not None
+            head = self._weights.head
+            with torch.inference_mode():
+                self._logits = head.new_zeros(len(self._row_tokens), len(head))
+
     def _read_weights(self) -> None:
         """At the first step, and again should autocast have changed since."""
-        kind = self.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        autocast = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
         if self._weights is None or autocast != self._autocast:
-            self._weights = Weights.of(self.model, autocast, self._tables[0].blocks.dtype, self._leaf_table)
-            self._autocast = autocast
+            with torch.inference_mode():
+                self._weights = Weights.of(
+                    self.model,
+                    autocast,
+                    self._tables[0].blocks.dtype,
+                    leaf_table=self._leaf_table,
+                    kernels=self._kernels,
+                )
+            self._autocast, self._logits = autocast, None
             if self._graphs is not None:
                 self._graphs.forget()
 
@@ -142,19 +195,57 @@ class Decoder:
         """The caller's autocast, without its cache: a recorded step must not read what is gone by its replay."""
         if self._autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast, cache_enabled=False)
+        return torch.autocast(self._kind, dtype=self._autocast, cache_enabled=False)
 
-    def _logits(self, shape: Together | Apart, index_size: int) -> Tensor:
+    @torch.inference_mode()
+    def _compute(self, shape: Together | Apart, index_size: int) -> None:
         """The whole step on the device: it reads and writes nothing that is not the decoder's."""
         assert self._weights is not None
-        weights, tokens, index = self._weights, self._tokens, self._index[:index_size]
-        features = F.embedding(tokens, weights.embedding)
-        for number, (layer, (up, down)) in enumerate(zip(weights.layers, weights.operators, strict=True)):
-            by_token = None if number else weights.leaves
-            leaves = layer.leaves(features) if by_token is None else F.embedding(tokens, by_token)
-            output = layer.output(self._tables[number].advance(up, down, leaves, shape, index), features)
-            features = features + output if number else output
-        return F.linear(features, weights.head)
+        assert self._logits is not None
+        head = self._weights.head
+        with self._arithmetic():
+            features = self._features(self._weights, shape, self._index[:index_size])
+        torch.mm(features.to(head.dtype), head.t(), out=self._logits)
+
+    def _features(self, weights: Weights, shape: Together | Apart, index: Tensor) -> Tensor:
+        """What the head reads."""
+        features: Tensor | None = None
+        for number, tables in enumerate(self._tables):
+            leaves = self._leaves(weights, number, features, tables.room_for_leaves(shape))
+            output = self._output(weights, number, features, tables, leaves, shape, index)
+            features = output if features is None else features + output
+        assert features is not None
+        return features
+
+    def _leaves(self, weights: Weights, number: int, features: Tensor | None, room: Tensor) -> Tensor:
+        """Of a layer; `features`: what it reads, None where that is the tokens' embeddings."""
+        if features is None and weights.leaves is not None:
+            return torch.index_select(weights.leaves, 0, self._row_tokens, out=room)
+        leaves = weights.layers[number].leaves(self._embedded(weights) if features is None else features)
+        return leaves.to(room.dtype)
+
+    def _output(
+        self,
+        weights: Weights,
+        number: int,
+        features: Tensor | None,
+        tables: Tables,
+        leaves: Tensor,
+        shape: Together | Apart,
+        index: Tensor,
+    ) -> Tensor:
+        few = None if weights.few_rows is None else weights.few_rows[number]
+        if few is None or not few.fits(tables.batch):
+            prefixes = tables.advance(*weights.operators[number], leaves, shape, index)
+            return weights.layers[number].output(prefixes, self._embedded(weights) if features is None else features)
+        inputs, looked_up = (weights.embedding, self._row_tokens) if features is None else (features, None)
+        if isinstance(shape, Together) and shape.folds:
+            return few.output(*tables.advance_unsettled(few, leaves, shape), inputs, looked_up)
+        prefixes = tables.advance(few.up, few.down, leaves, shape, index)
+        return few.output(prefixes, prefixes, inputs, looked_up)
+
+    def _embedded(self, weights: Weights) -> Tensor:
+        return F.embedding(self._row_tokens, weights.embedding)
 
 
 def _on_host(index: Ints, device: torch.device) -> Tensor:

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Hashable
 
 import torch
-from torch import Tensor
 
-Compute = Callable[[], Tensor]
+Compute = Callable[[], None]
 
 
 class StepGraphs:
     """Runs a step as it is the first time, records it the second time that its key comes, and replays it from then on.
 
-    A step must read and write the same memory each time. Recording does not run it, so that it happens once each time.
+    A step must read and write the same memory each time, its answer too. Recording does not run it, so that it happens
+    once each time.
     """
 
     def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
@@ -27,31 +27,27 @@ class StepGraphs:
             torch.cuda.synchronize(self.device)  # one may still be running
         self.graphs.clear()
         self.seen: set[Hashable] = set()
-        self.answer: Tensor | None = None
         self.pool = torch.cuda.graph_pool_handle()
 
-    def run(self, key: Hashable, compute: Compute) -> Tensor:
-        """The step's answer, valid until the next one."""
+    def run(self, key: Hashable, compute: Compute) -> None:
+        """The step, once."""
         graph = self.graphs.get(key)
-        if graph is None and self.usable and key in self.seen and self.answer is not None:
-            graph = self._recorded(key, compute, self.answer)
-        if graph is not None and self.answer is not None:
+        if graph is None and self.usable and key in self.seen:
+            graph = self._recorded(key, compute)
+        if graph is not None:
             graph.replay()
-            return self.answer
-        answer = compute()
-        self.seen.add(key)
-        if self.answer is None:
-            self.answer = torch.empty_like(answer)  # outside the graphs' own memory, which they all share
-        return answer
+        else:
+            compute()
+            self.seen.add(key)
 
-    def _recorded(self, key: Hashable, compute: Compute, answer: Tensor) -> torch.cuda.CUDAGraph | None:
+    def _recorded(self, key: Hashable, compute: Compute) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             with (
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
             ):
-                answer.copy_(compute())
+                compute()
         except RuntimeError as error:
             self.usable = False
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -5,7 +5,7 @@ level l and above: where bit l is not set, the prefix that a new block of level 
 means nothing.
 """
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Bools, Ints, Lengths
 from logdepth.scanning.state import table_rows
 from logdepth.shapes import Roots, Rows
+
+if TYPE_CHECKING:  # it needs Triton
+    from logdepth.decoding.few_rows import FewRowsLayer, Unsettled
 
 
 class Tables:
@@ -56,6 +59,26 @@ class Tables:
     def nbytes(self) -> int:
         return self.blocks.nbytes + self.prefixes.nbytes
 
+    def room_for_leaves(self, shape: Together | Apart) -> Roots:
+        """Memory for the leaves of a step: where they belong, if they become blocks as they are."""
+        if isinstance(shape, Together) and not shape.carry:
+            return self.blocks[0, : self.batch]
+        return torch.empty_like(self.blocks[0, : self.batch])
+
+    def advance_unsettled(self, layer: "FewRowsLayer", leaves: Roots, shape: Together) -> tuple["Unsettled", Tensor]:
+        """Absorbs one leaf of every row where prefixes are folded; the folds, and the places that they belong to."""
+        carry = shape.carry
+        block: Roots | Unsettled = leaves
+        place = leaves
+        for level in range(carry):
+            block = layer.up.merge(self.blocks[level, : self.batch], block, place)
+            place = torch.empty_like(leaves)
+        own = self.blocks[carry, : self.batch]
+        if not carry:
+            _put(own, leaves)
+        fold = layer.down.merge(self.prefixes[carry, : self.batch], block, own)
+        return fold, self.prefixes[: carry + 1, : self.batch]
+
     def advance(self, up: Operator, down: Operator, leaves: Roots, shape: Together | Apart, index: Tensor) -> Roots:
         """Absorbs one leaf of every row; the prefixes that end with them, valid until the next time."""
         leaves = leaves.to(self.blocks.dtype)
@@ -69,7 +92,7 @@ class Tables:
         block, carry = leaves, shape.carry
         for level in range(carry):
             block = self._merged(up, self.blocks[level, : self.batch], block)
-        self.blocks[carry, : self.batch] = block
+        _put(self.blocks[carry, : self.batch], block)
         prefix = self._merged(down, self.prefixes[carry, : self.batch], block) if shape.folds else block
         self.prefixes[: carry + 1, : self.batch] = prefix
 
@@ -94,6 +117,11 @@ class Tables:
 
     def _flat(self) -> tuple[Rows, Rows]:
         return self.blocks.flatten(0, 1), self.prefixes.flatten(0, 1)
+
+
+def _put(place: Rows, rows: Rows) -> None:
+    if place.data_ptr() != rows.data_ptr():
+        place.copy_(rows)
 
 
 def _places(chosen: Bools) -> Ints:

@@ -3,15 +3,20 @@
 import copy
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from logdepth.kernels import usable_on
 from logdepth.models import ScanLM
 from logdepth.models.scan_lm import ScanLayer
 from logdepth.scanning import OperatorPair
 from logdepth.scanning.merge import operator_pair
 from logdepth.shapes import Rows
+
+if TYPE_CHECKING:  # it needs Triton
+    from logdepth.decoding.few_rows import FewRowsLayer
 
 LARGEST_LEAF_TABLE = 2**28
 """Numbers in a table of the leaves of all tokens, at most."""
@@ -29,19 +34,34 @@ class Weights:
     leaves: Rows | None
     """`[vocab_size, width]` of the first layer, where a token alone decides; None where they are computed as needed."""
 
+    few_rows: "tuple[FewRowsLayer, ...] | None"
+    """The layers by kernels, where there are some for their operators."""
+
     @classmethod
-    def of(cls, model: ScanLM, autocast: torch.dtype | None, dtype: torch.dtype, leaf_table: bool) -> "Weights":
+    def of(
+        cls, model: ScanLM, autocast: torch.dtype | None, dtype: torch.dtype, *, leaf_table: bool, kernels: bool
+    ) -> "Weights":
         """`autocast`: the dtype that autocast is going to multiply in; `dtype`: that of the states."""
         head = model.embedding.weight if model.head is None else model.head.weight
         layers = tuple(layer if autocast is None else _cast_once(layer, autocast) for layer in model.layers)
         fits = model.vocab_size * model.config.width <= LARGEST_LEAF_TABLE
+        few_rows = _few_rows(layers, dtype) if kernels and usable_on(head.device) else None
         return cls(
             embedding=model.embedding.weight,
             layers=layers,
-            operators=tuple(operator_pair(layer.operators()) for layer in layers),
+            operators=tuple((few.up, few.down) for few in few_rows)
+            if few_rows
+            else tuple(operator_pair(layer.operators()) for layer in layers),
             head=head if autocast is None else _cast(head, autocast),
             leaves=_all_leaves(model, dtype) if leaf_table and fits else None,
+            few_rows=few_rows,
         )
+
+
+def _few_rows(layers: tuple[ScanLayer, ...], dtype: torch.dtype) -> "tuple[FewRowsLayer, ...] | None":
+    from logdepth.decoding.few_rows import FewRowsLayer, fit
+
+    return tuple(FewRowsLayer(layer) for layer in layers) if all(fit(layer, dtype) for layer in layers) else None
 
 
 def _all_leaves(model: ScanLM, dtype: torch.dtype) -> Rows:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from logdepth.fused.casts import Casts
-from logdepth.fused.weights import add_product
+from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward
 
@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        return grad @ weight, None, None, add_product(None, grad, x), column_sums(grad)
+        return grad @ weight, None, None, matrix_grad(grad, x), column_sums(grad)
 
 
 class _Normed(torch.autograd.Function):
@@ -96,7 +96,7 @@ class _LinearNormed(torch.autograd.Function):
         x, weight, mapped, scale, shift, skip = ctx.saved_tensors
         mapped_grad, skip_grad, sums = _backward_of_norm(grad, mapped, scale, shift, skip, ctx.eps, ctx.silu)
         scale_grad, shift_grad, bias_grad = sums
-        x_grad, weight_grad = mapped_grad @ weight, add_product(None, mapped_grad, x)
+        x_grad, weight_grad = mapped_grad @ weight, matrix_grad(mapped_grad, x)
         return None, None, x_grad, None, None, weight_grad, bias_grad, scale_grad, shift_grad, skip_grad
 
 

@@ -13,14 +13,17 @@ from torch import Tensor
 from logdepth.fused.program import Call, Program
 from logdepth.fused.weights import Cell, Net, Settings, add_product
 from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.kernels.activation import slope_programs
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
 from logdepth.kernels.launch import MAX_PROGRAMS
-from logdepth.kernels.norm import residual_normed, residual_normed_backward
+from logdepth.kernels.norm import norm_programs, residual_normed, residual_normed_backward
 from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
 
 HIDDEN_SITE, NET_SITE = 2, 3
 """They tell the dropout of the two hidden layers apart."""
+MANY = 2**30
+"""Rows, for as many partial sums as there may be."""
 
 
 @dataclass
@@ -95,7 +98,7 @@ class Merges:
         `grads` of merged states, and `traces`, are overwritten.
         """
         sums = _Sums(self.states, self.net)
-        hidden_grad = gates_grad = net_hidden_grad = net_out_grad = None
+        totals: dict[str, Tensor] = {}
         for group in self.program.groups:
             first = group[-1].first
             count = group[0].first + group[0].count - first
@@ -108,13 +111,16 @@ class Merges:
                 at = slice(call.first - first, call.first - first + call.count)
                 part = rows.rows(at.start, call.count)
                 self._backward_of_call(call, part, hidden[at], net_hidden[at], grads, sums)
-            hidden_grad = add_product(hidden_grad, rows.before, rows.pairs)
-            gates_grad = add_product(gates_grad, rows.gates, hidden)
+            add_product(totals, "hidden", rows.before, rows.pairs)
+            add_product(totals, "gates", rows.gates, hidden)
             if len(net_hidden):
-                net_hidden_grad = add_product(net_hidden_grad, rows.net_before, rows.inner)
-                net_out_grad = add_product(net_out_grad, rows.added, net_hidden)
-        of_cell = (hidden_grad, column_sums(sums.before), gates_grad, *sums.of_gates())
-        return of_cell if self.net is None else (*of_cell, net_hidden_grad, column_sums(sums.net_before), net_out_grad, *sums.of_net())
+                add_product(totals, "net_hidden", rows.net_before, rows.inner)
+                add_product(totals, "net_out", rows.added, net_hidden)
+        of_cell = (totals.get("hidden"), column_sums(sums.before), totals.get("gates"), *sums.of_gates())
+        if self.net is None:
+            return of_cell
+        of_net = (totals.get("net_hidden"), column_sums(sums.net_before), totals.get("net_out"), *sums.of_net())
+        return of_cell + of_net
 
     def _backward_of_call(
         self, call: Call, rows: Traces, hidden: Tensor, net_hidden: Tensor, grads: Tensor, sums: "_Sums"
@@ -208,12 +214,17 @@ class _Sums:
     """Partial sums over rows, for the gradients of vectors."""
 
     def __init__(self, states: Tensor, net: Net | None) -> None:
-        def zeros(count: int) -> Tensor:
-            return torch.zeros(MAX_PROGRAMS, count, device=states.device)
+        def zeros(num_programs: int, count: int) -> Tensor:
+            return torch.zeros(num_programs, count, device=states.device)
 
         self.width = states.shape[1]
-        self.gates, self.before = zeros(6 * self.width), zeros(4 * self.width)
-        self.net, self.net_before = zeros(0 if net is None else 3 * self.width), zeros(0 if net is None else len(net.hidden))
+        hidden = 4 * self.width
+        self.gates, self.before = zeros(MAX_PROGRAMS, 6 * self.width), zeros(slope_programs(MANY, hidden), hidden)
+        self.net = self.net_before = zeros(0, 0)
+        if net is not None:
+            net_hidden = len(net.hidden)
+            self.net = zeros(norm_programs(MANY, self.width), 3 * self.width)
+            self.net_before = zeros(slope_programs(MANY, net_hidden), net_hidden)
 
     def of_gates(self) -> tuple[Tensor, ...]:
         """Gradients of the gates' bias, and of the norm's scale and shift."""

@@ -13,6 +13,7 @@ from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import Cell, Net, Settings
 from logdepth.kernels import usable_on
 from logdepth.kernels.dropout import draw_seed
+from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, PostMerge
 from logdepth.operators.activation import ACTIVATIONS, ActivationName
 from logdepth.scanning import Operator, OperatorPair
@@ -123,13 +124,14 @@ class _FusedScan(torch.autograd.Function):
             if grad is not None:
                 # No row comes twice: a sum without atomics.
                 grad = grad.to(grads.dtype)
-                grads.index_copy_(0, rows, grad if fresh else grads.index_select(0, rows) + grad)
+                scatter_rows(grads, rows, grad.contiguous() if fresh else grads.index_select(0, rows) + grad)
                 fresh = False
         merges = _merges(ctx.settings, program, low, states, seed)
         weight_grads = merges.backward(grads, ctx.traces)
         ctx.traces = None  # overwritten: it cannot serve twice
         inputs = grads[: program.num_inputs].split(ctx.sizes)
-        input_grads = (one.to(dtype) for one, dtype in zip(inputs, ctx.dtypes, strict=True))
+        # Nothing for inputs without rows: autograd would make zeros of the size of what they were cut from.
+        input_grads = (one.to(dtype) if len(one) else None for one, dtype in zip(inputs, ctx.dtypes, strict=True))
         return None, None, None, None, *input_grads, *weight_grads
 
 

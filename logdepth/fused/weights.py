@@ -59,13 +59,18 @@ class Settings(NamedTuple):
     """Whether the backward pass computes again what else would be kept for it."""
 
 
-def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """`total + leftᵀ · right`, summed in float32: the gradient of a matrix. The first rows where one has more."""
+def matrix_grad(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
+    """leftᵀ · right in float32, added to `total` where there is one. Where one has more rows, its first ones count."""
     rows = min(len(left), len(right))
-    left, right = left[:rows], right[:rows]
+    left, right = left[:rows].t(), right[:rows]
     if left.is_cuda and left.dtype != torch.float32:
         if total is None:
-            return torch.mm(left.t(), right, out_dtype=torch.float32)
-        return torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
-    product = (left.t() @ right).float()
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    product = (left @ right).float()
     return product if total is None else total.add_(product)
+
+
+def add_product(totals: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
+    """Adds to the gradient of that name."""
+    totals[name] = matrix_grad(left, right, totals.get(name))

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import block_of, num_programs
+from logdepth.kernels.launch import MAX_PROGRAMS, block_of
 
 Activation = Literal["silu", "relu", "gelu"]
 BLOCK = 2048
@@ -39,15 +39,20 @@ def activate_backward(
 ) -> None:
     """Where `hidden` holds gradients: they become `hidden` again, and `before` its own gradients.
 
-    To `sums` `[MAX_PROGRAMS, width]` partial sums over rows of the gradients of `before` are added.
+    To `sums` `[slope_programs(…), width]` partial sums over rows of the gradients of `before` are added.
     """
     num_rows, width = before.shape
     block = min(BLOCK, block_of(width))
-    grid = (num_programs(num_rows), triton.cdiv(width, block))
+    grid = (slope_programs(num_rows, width), triton.cdiv(width, block))
     _backward[grid](
         before, hidden, sums, seed, first, num_rows, width, activation, rate, site, block,
         num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
+
+
+def slope_programs(num_rows: int, width: int) -> int:
+    """How many partial sums `activate_backward` adds to: more where rows are short."""
+    return min(num_rows, MAX_PROGRAMS * max(1, BLOCK // block_of(width)))
 
 
 @triton.jit

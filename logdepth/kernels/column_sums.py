@@ -7,9 +7,9 @@ from torch import Tensor
 
 COLUMNS, ROWS = 32, 64
 """Of a tile."""
-MANY_ROWS = 2048
+MANY_ROWS = 256
 """From here on rows are shared among programs first."""
-SHARES = 64
+SHARES = 32
 
 
 def column_sums(x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
     settle:  LN of what `mix` left
 
 So few rows cost the time in which weights come in and kernels start. The LayerNorm after `mix` would be a kernel of its
-own for a handful of numbers: where rows are very few, each program of the next product normalises them as it reads them
-(`Norm`), and the first ones store them where they belong. Sums and statistics in float32.
+own for a handful of numbers: where there is but one row, each program of the next product normalises it as it reads it
+(`Norm`), and the first ones store it where it belongs. Sums and statistics in float32.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,12 @@ from logdepth.kernels.launch import block_of, warps_of
 
 MOST_ROWS = 64
 """Beyond, the library's matrix products are faster."""
-MOST_SUMMED = 4
-"""Rows that are multiplied number by number; more of them in tiles, as tensor cores have it."""
-COLUMNS = 16
-"""Rows of a matrix for each program: 2,048 of them keep 128 multiprocessors busy."""
-SUMMED_NUMBERS = 2**14
-"""Products of one program at a time: 64 for each thread."""
-SUMMED_WARPS = 8
-TILE_DEPTH, TILE_WARPS, TILE_STAGES = 128, 4, 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+ROW_COLUMNS, ROW_STEP, ROW_WARPS = 4, 256, 4
+"""For one row: a row of the matrix for each warp, eight numbers of it for each thread at a time."""
+TILE_COLUMNS, TILE_BYTES, TILE_WARPS, TILE_STAGES = 16, 512, 4, 4
+"""For more rows, which are multiplied in tiles: 2,048 rows of a matrix keep 128 multiprocessors busy."""
 
 
 class Norm(NamedTuple):
@@ -39,11 +36,6 @@ class Norm(NamedTuple):
     scale: Tensor
     shift: Tensor
     eps: float
-
-
-def normalises_on_load(num_rows: int) -> bool:
-    """Whether `linear` takes rows that still need their norm; with more rows it would be read too often."""
-    return num_rows <= MOST_SUMMED
 
 
 def linear(
@@ -61,206 +53,149 @@ def linear(
 ) -> None:
     """Fills `out` `[rows, out]` from one or two operands `[rows, width]` and `weight` `[out, operands · width]`.
 
-    norm: of the last operand, float32, which is stored with it in `settled`, `[rows, width]` or `[copies, rows, width]`.
+    norm: of the last operand, one row in float32, which goes to `settled` with it: `[1, width]`, or copies of that.
     residual: added in this share; its rows are those that `looked_up` names, where that is given.
     """
-    num_rows, width = operands[-1].shape
-    rows = _padded(num_rows)
-    if norm is None:
-        norm, settled = Norm(bias, bias, 0.0), operands[-1]
-        unsettled = False
-    else:
-        assert settled is not None
-        assert normalises_on_load(num_rows)
-        unsettled = True
-    _linear[(triton.cdiv(len(weight), COLUMNS),)](
-        operands[0],
-        operands[-1],
-        weight,
-        bias,
-        out,
-        norm.scale,
-        norm.shift,
-        norm.eps,
-        settled,
-        settled.stride(0),
-        settled.shape[0] if settled.ndim == 3 else 1,
-        out if residual is None else residual,
-        bias if looked_up is None else looked_up,
-        share,
-        num_rows,
-        width,
-        len(weight),
-        block_of(width),
-        len(operands),
-        unsettled,
-        residual is not None,
-        looked_up is not None,
-        activation,
-        rows,
-        COLUMNS,
-        _step(rows, width),
-        rows <= MOST_SUMMED,
-        **_launch(rows),
-    )
+    last = operands[-1]
+    num_rows, width = last.shape
+    if norm is not None and (num_rows != 1 or settled is None or last.dtype != torch.float32):
+        raise ValueError("a norm is applied to one row in float32 that is settled somewhere")
+    into = last if settled is None else settled
+    scale, shift, eps = (bias, bias, 0.0) if norm is None else norm
+    columns, step, launch = _launch(last, weight)
+    _linear[(triton.cdiv(len(weight), columns),)](
+        operands[0], last, weight, bias, out,
+        scale, shift, eps, into, into.stride(0), _copies(into),
+        out if residual is None else residual, bias if looked_up is None else looked_up, share,
+        num_rows, width, len(weight), block_of(width), len(operands), norm is not None,
+        residual is not None, looked_up is not None, activation, _padded(num_rows), columns, step,
+        **launch,
+    )  # fmt: skip
 
 
 def mix(hidden: Tensor, weight: Tensor, bias: Tensor, left: Tensor, right: Tensor, mixed: Tensor) -> None:
     """Fills `mixed` `[rows, width]`, float32, from `hidden` `[rows, depth]` and `weight` `[4 · width, depth]`."""
     (num_rows, width), depth = left.shape, hidden.shape[1]
-    rows = _padded(num_rows)
-    _mix[(triton.cdiv(width, COLUMNS // 4),)](
-        hidden, weight, bias, left, right, mixed, num_rows, width, depth, rows, COLUMNS // 4, _step(rows, depth),
-        rows <= MOST_SUMMED, **_launch(rows),
+    columns, step, launch = _launch(hidden, weight)
+    _mix[(triton.cdiv(width, columns // 4),)](
+        hidden, weight, bias, left, right, mixed, num_rows, width, depth, _padded(num_rows), columns // 4, step,
+        **launch,
     )  # fmt: skip
 
 
 def settle(mixed: Tensor, norm: Norm, settled: Tensor) -> None:
     """Fills `settled`, `[rows, width]` or `[copies, rows, width]`, with the LayerNorm of `mixed`."""
     num_rows, width = mixed.shape
-    copies = settled.shape[0] if settled.ndim == 3 else 1
     _settle[(num_rows,)](
-        mixed, *norm, settled, settled.stride(0), copies, width, block_of(width), num_warps=warps_of(width)
+        mixed, *norm, settled, settled.stride(0), _copies(settled), width, block_of(width), num_warps=warps_of(width)
     )
 
 
+def _copies(settled: Tensor) -> int:
+    return len(settled) if settled.ndim == 3 else 1
+
+
 def _padded(num_rows: int) -> int:
-    rows = int(triton.next_power_of_2(num_rows))
-    return rows if rows <= MOST_SUMMED else max(16, rows)
+    """Rows of a tile: one, or as many as tensor cores take."""
+    return 1 if num_rows == 1 else max(16, int(triton.next_power_of_2(num_rows)))
 
 
-def _step(rows: int, depth: int) -> int:
-    """How much of a sum is taken at a time: a power of two, and a divisor of the depth where there is a large one."""
-    if rows > MOST_SUMMED:
-        return max(16, min(TILE_DEPTH, block_of(depth)))
-    divisor = depth & -depth
-    return min(SUMMED_NUMBERS // (rows * COLUMNS), divisor if divisor >= 256 else block_of(depth))
-
-
-def _launch(rows: int) -> dict[str, int]:
-    if rows > MOST_SUMMED:
-        return {"num_warps": TILE_WARPS, "num_stages": TILE_STAGES}
-    return {"num_warps": SUMMED_WARPS}
+def _launch(x: Tensor, weight: Tensor) -> tuple[int, int, dict[str, int]]:
+    """Columns of a program, how much of a product is taken at a time, and by how many warps."""
+    num_rows, depth = x.shape
+    if num_rows == 1:
+        return ROW_COLUMNS, min(ROW_STEP, block_of(depth)), {"num_warps": ROW_WARPS}
+    step = TILE_BYTES // max(x.element_size(), weight.element_size())
+    return TILE_COLUMNS, max(16, min(step, block_of(depth))), {"num_warps": TILE_WARPS, "num_stages": TILE_STAGES}
 
 
 @triton.jit
-def _read(at, inside, even: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers, and zero outside; without a mask where there is no outside."""
-    if even:
-        values = tl.load(at)
+def _weights(at, in_columns, k, depth: tl.constexpr, step: tl.constexpr, even_columns: tl.constexpr):
+    """Weights `[columns, step]`, zero beyond the matrix; without a mask where there is no beyond."""
+    if depth % step == 0 and even_columns:
+        tile = tl.load(at + k)
     else:
-        values = tl.load(at, mask=inside, other=0.0)
-    return values
+        tile = tl.load(at + k, mask=in_columns & (k < depth), other=0.0)
+    return tile
 
 
 @triton.jit
-def _plus_product(total, x, weights, summed: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`total` and the product of x `[rows, step]` and weights `[columns, step]`; summed over `step` later, or at once."""
-    if summed:
-        total += x.to(tl.float32)[:, None, :] * weights.to(tl.float32)[None, :, :]
-    else:
-        total = tl.dot(x, weights.T, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
-def _zeros(rows: tl.constexpr, columns: tl.constexpr, step: tl.constexpr, summed: tl.constexpr):  # type: ignore[no-untyped-def]
-    if summed:
-        total = tl.zeros((rows, columns, step), tl.float32)
-    else:
-        total = tl.zeros((rows, columns), tl.float32)
-    return total
-
-
-@triton.jit
-def _product(  # type: ignore[no-untyped-def]
-    total,
+def _row_product(
     x,
     weights,
-    in_rows,
     in_columns,
     depth: tl.constexpr,
-    rows: tl.constexpr,
+    columns: tl.constexpr,
     step: tl.constexpr,
     even_columns: tl.constexpr,
-    summed: tl.constexpr,
 ):
-    """`total` and x · Wᵀ, where `weights` points to the first number of each row of W, `[columns, 1]`."""
-    even: tl.constexpr = depth % step == 0
-    row = tl.arange(0, rows)[:, None]
-    dtype = weights.dtype.element_ty
-    if summed:
-        for start in tl.static_range(0, depth, step):
-            k = start + tl.arange(0, step)[None, :]
-            tile = _read(weights + k, in_columns & (k < depth), even and even_columns)
-            values = tl.load(x + row * depth + k, mask=in_rows & (k < depth), other=0.0)
-            total = _plus_product(total, values.to(dtype), tile, summed)
-    else:
-        for start in range(0, depth, step):
-            k = start + tl.arange(0, step)[None, :]
-            tile = _read(weights + k, in_columns & (k < depth), even and even_columns)
-            values = tl.load(x + row * depth + k, mask=in_rows & (k < depth), other=0.0)
-            total = _plus_product(total, values.to(dtype), tile, summed)
-    return total
+    """One row x times W, `[columns]`; `weights` points to the first number of each row of W, `[columns, 1]`.
+
+    x is read for each row of W anew: in the same shape, numbers are multiplied in the registers that they come to.
+    """
+    total = tl.zeros((columns, step), tl.float32)
+    for start in tl.static_range(0, depth, step):
+        k = tl.broadcast_to(start + tl.arange(0, step)[None, :], (columns, step))
+        tile = _weights(weights, in_columns, k, depth, step, even_columns)
+        values = tl.load(x + k, mask=k < depth, other=0.0)
+        total += values.to(tile.dtype).to(tl.float32) * tile.to(tl.float32)
+    return tl.sum(total, axis=1)
 
 
 @triton.jit
-def _normed_product(  # type: ignore[no-untyped-def]
-    total,
+def _normed_row_product(
+    tile,
     x,
-    weights,
     scale,
     shift,
     eps,
     settled,
     copy_stride,
     num_copies,
-    in_rows,
-    in_columns,
     width: tl.constexpr,
+    columns: tl.constexpr,
     block: tl.constexpr,
+):
+    """The row LN(x) times weights `[columns, block]`; the first programs store it in `num_copies` places."""
+    k = tl.broadcast_to(tl.arange(0, block)[None, :], (columns, block))
+    values = tl.load(x + k, mask=k < width, other=0.0)
+    by = tl.load(scale + k, mask=k < width, other=0.0).to(tl.float32)
+    plus = tl.load(shift + k, mask=k < width, other=0.0).to(tl.float32)
+    centred = tl.where(k < width, values - tl.sum(values, axis=1, keep_dims=True) / width, 0.0)
+    deviation = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
+    state = (centred * deviation * by + plus).to(settled.dtype.element_ty)
+    copy = tl.program_id(0)
+    once = (k < width) & (tl.arange(0, columns)[:, None] == 0)
+    while copy < num_copies:
+        tl.store(settled + copy * copy_stride + k, state, mask=once)
+        copy += tl.num_programs(0)
+    return tl.sum(state.to(tile.dtype).to(tl.float32) * tile.to(tl.float32), axis=1)
+
+
+@triton.jit
+def _plus_product(
+    total,
+    x,
+    weights,
+    num_rows,
+    in_columns,
+    depth: tl.constexpr,
     rows: tl.constexpr,
     step: tl.constexpr,
     even_columns: tl.constexpr,
 ):
-    """`_product` with LN(x), summed; the first programs store it, in `num_copies` places."""
-    even: tl.constexpr = width % step == 0
+    """`total` `[rows, columns]` and x · Wᵀ, in tiles."""
     row = tl.arange(0, rows)[:, None]
-    # Weights are on their way while the norm is made: no load passes the barriers of its sums.
-    early = tl.arange(0, step)[None, :]
-    first = _read(weights + early, in_columns & (early < width), even and even_columns)
-
-    column = tl.arange(0, block)[None, :]
-    inside = in_rows & (column < width)
-    values = tl.load(x + row * width + column, mask=inside, other=0.0)
-    mean = tl.sum(values, axis=1, keep_dims=True) / width
-    centred = tl.where(inside, values - mean, 0.0)
-    deviation = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
-    copy = tl.program_id(0)
-    if copy < num_copies:
-        by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
-        plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
-        while copy < num_copies:
-            tl.store(settled + copy * copy_stride + row * width + column, centred * deviation * by + plus, mask=inside)
-            copy += tl.num_programs(0)
-
-    for start in tl.static_range(0, width, step):
+    for start in range(0, depth, step):
         k = start + tl.arange(0, step)[None, :]
-        if start == 0:
-            tile = first
-        else:
-            tile = _read(weights + k, in_columns & (k < width), even and even_columns)
-        part = tl.load(x + row * width + k, mask=in_rows & (k < width), other=0.0)
-        by = tl.load(scale + k, mask=k < width, other=0.0).to(tl.float32)
-        plus = tl.load(shift + k, mask=k < width, other=0.0).to(tl.float32)
-        # Rounded as the state that is stored.
-        state = ((part - mean) * deviation * by + plus).to(settled.dtype.element_ty)
-        total = _plus_product(total, state.to(weights.dtype.element_ty), tile, True)
+        tile = _weights(weights, in_columns, k, depth, step, even_columns)
+        values = tl.load(x + row * depth + k, mask=(row < num_rows) & (k < depth), other=0.0)
+        total = tl.dot(values.to(tile.dtype), tile.T, total, input_precision="ieee")
     return total
 
 
 @triton.jit(do_not_specialize=["num_copies", "num_rows"])
-def _linear(  # type: ignore[no-untyped-def]
+def _linear(
     left,
     right,
     weight,
@@ -287,29 +222,34 @@ def _linear(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     columns: tl.constexpr,
     step: tl.constexpr,
-    summed: tl.constexpr,
 ):
     even: tl.constexpr = out_width % columns == 0
-    row = tl.arange(0, rows)
-    in_rows = (row < num_rows)[:, None]
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     in_columns = (column < out_width)[:, None]
     weights = weight + column[:, None] * (num_operands * width)
-    total = _zeros(rows, columns, step, summed)
-    if num_operands == 2:
-        total = _product(total, left, weights, in_rows, in_columns, width, rows, step, even, summed)
-        weights += width
-    if unsettled:
-        total = _normed_product(
-            total, right, weights, scale, shift, eps, settled, copy_stride, num_copies,
-            in_rows, in_columns, width, block, rows, step, even,
-        )  # fmt: skip
+    last = weights + (num_operands - 1) * width
+    if rows == 1:
+        if unsettled:
+            # Weights are on their way before the norm is made: no load passes the barriers of its sums.
+            tile = _weights(last, in_columns, tl.arange(0, block)[None, :], width, block, even)
+        sums = tl.zeros((columns,), tl.float32)
+        if num_operands == 2:
+            sums += _row_product(left, weights, in_columns, width, columns, step, even)
+        if unsettled:
+            sums += _normed_row_product(
+                tile, right, scale, shift, eps, settled, copy_stride, num_copies, width, columns, block
+            )
+        else:
+            sums += _row_product(right, last, in_columns, width, columns, step, even)
+        total = sums[None, :]
     else:
-        total = _product(total, right, weights, in_rows, in_columns, width, rows, step, even, summed)
-    if summed:
-        total = tl.sum(total, axis=2)
+        total = tl.zeros((rows, columns), tl.float32)
+        if num_operands == 2:
+            total = _plus_product(total, left, weights, num_rows, in_columns, width, rows, step, even)
+        total = _plus_product(total, right, last, num_rows, in_columns, width, rows, step, even)
 
-    inside = in_rows & (column < out_width)[None, :]
+    row = tl.arange(0, rows)
+    inside = (row < num_rows)[:, None] & (column < out_width)[None, :]
     total += tl.load(bias + column, mask=column < out_width, other=0.0).to(tl.float32)[None, :]
     if activation != "none":
         total = activated(total, activation)
@@ -323,7 +263,7 @@ def _linear(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _mix(  # type: ignore[no-untyped-def]
+def _mix(
     hidden,
     weight,
     bias,
@@ -336,29 +276,28 @@ def _mix(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     columns: tl.constexpr,
     step: tl.constexpr,
-    summed: tl.constexpr,
 ):
     even: tl.constexpr = width % columns == 0
-    row = tl.arange(0, rows)
-    in_rows = (row < num_rows)[:, None]
     # All four parts of some columns: one product, part by part.
     number = tl.arange(0, 4 * columns)
     of_part = tl.program_id(0) * columns + number % columns
-    in_columns = of_part < width
+    in_columns = (of_part < width)[:, None]
     gate = number // columns * width + of_part
-    total = _zeros(rows, 4 * columns, step, summed)
     weights = weight + gate[:, None] * depth
-    total = _product(total, hidden, weights, in_rows, in_columns[:, None], depth, rows, step, even, summed)
-    if summed:
-        total = tl.sum(total, axis=2)
-    total += tl.load(bias + gate, mask=in_columns, other=0.0).to(tl.float32)[None, :]
+    if rows == 1:
+        total = _row_product(hidden, weights, in_columns, depth, 4 * columns, step, even)[None, :]
+    else:
+        total = tl.zeros((rows, 4 * columns), tl.float32)
+        total = _plus_product(total, hidden, weights, num_rows, in_columns, depth, rows, step, even)
+    total += tl.load(bias + gate, mask=of_part < width, other=0.0).to(tl.float32)[None, :]
 
     even_parts, odd_parts = tl.split(tl.permute(tl.reshape(total, (rows, 2, 2, columns)), (0, 3, 1, 2)))
     left_gate, new_gate = tl.split(even_parts)
     right_gate, new = tl.split(odd_parts)
-    column = tl.program_id(0) * columns + tl.arange(0, columns)
-    inside = in_rows & (column < width)[None, :]
-    place = row[:, None] * width + column[None, :]
+    row = tl.arange(0, rows)[:, None]
+    column = tl.program_id(0) * columns + tl.arange(0, columns)[None, :]
+    inside = (row < num_rows) & (column < width)
+    place = row * width + column
     one = tl.load(left + place, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(right + place, mask=inside, other=0.0).to(tl.float32)
     values = tl.sigmoid(left_gate) * one + tl.sigmoid(right_gate) * other + tl.sigmoid(new_gate) * new
@@ -366,9 +305,7 @@ def _mix(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_copies"])
-def _settle(  # type: ignore[no-untyped-def]
-    mixed, scale, shift, eps, settled, copy_stride, num_copies, width, block: tl.constexpr
-):
+def _settle(mixed, scale, shift, eps, settled, copy_stride, num_copies, width, block: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from logdepth.kernels.launch import block_of, num_programs, warps_of
+from logdepth.kernels.launch import block_of, num_programs, tile_warps, warps_of
 
 
 def gate(
@@ -17,7 +17,7 @@ def gate(
     """Fills `merged`, which may be rows of `states` that are no operands."""
     width = states.shape[1]
     _forward[(len(left),)](
-        gates, states, left, right, scale, shift, merged, eps, width, block_of(width), num_warps=warps_of(width)
+        gates, states, left, right, scale, shift, merged, eps, width, block_of(width), num_warps=tile_warps(width)
     )
 
 

@@ -1,12 +1,12 @@
-"""How row-wise kernels are launched: tiles of whole rows, or a bounded number of programs that share the rows."""
+"""How row-wise kernels are launched: tiles of whole rows, or a bounded number of programs that share the rows.
+
+A program that sums over rows keeps a sum of its own. Sums in a fixed order, without atomics, are the same each time.
+"""
 
 import triton
 
 MAX_PROGRAMS = 528
-"""Programs that each add to a partial sum of their own: four a multiprocessor, so that adding these up is cheap.
-
-Sums in a fixed order, without atomics, are the same each time."""
-TILE_WARPS = 4
+"""Programs that each add to a partial sum of their own, for rows of 2,048 numbers: four a multiprocessor."""
 
 
 def block_of(width: int) -> int:
@@ -20,9 +20,13 @@ def warps_of(width: int) -> int:
 
 
 def tile_of(width: int) -> tuple[int, int]:
-    """Rows and columns of a tile for four warps: a row a warp, where that makes sixteen numbers a thread."""
+    """Rows and columns of a tile: sixteen numbers a thread, with rows inside one warp where they fit."""
     block = block_of(width)
-    return max(1, 2048 // block), block
+    return max(1, 512 // block), block
+
+
+def tile_warps(width: int) -> int:
+    return max(1, min(16, block_of(width) // 512))
 
 
 def num_programs(num_tiles: int) -> int:

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import TILE_WARPS, block_of, tile_of, warps_of
-from logdepth.kernels.norm import NORM_PROGRAMS, store_sums, unit_grad, unit_of
+from logdepth.kernels.launch import block_of, tile_of, tile_warps, warps_of
+from logdepth.kernels.norm import norm_programs, store_sums, unit_grad, unit_of
 
 SITE = 5
 CHUNK = 16
@@ -49,7 +49,7 @@ def leaves(
     num_rows, width = out.shape
     tile = tile_of(width)
     _leaves[(triton.cdiv(num_rows, tile[0]),)](
-        table, tokens, scale, shift, out, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+        table, tokens, scale, shift, out, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
     )
 
 
@@ -67,10 +67,10 @@ def leaves_backward(
     """Fills `out` with gradients of the looked-up rows; returns partial sums of those of scale and shift."""
     num_rows, width = out.shape
     tile = tile_of(width)
-    programs = min(triton.cdiv(num_rows, tile[0]), NORM_PROGRAMS)
+    programs = norm_programs(num_rows, width)
     sums = torch.empty(programs, 2 * width, device=out.device)
     _leaves_backward[(programs,)](
-        grad, table, tokens, scale, out, sums, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+        grad, table, tokens, scale, out, sums, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
     )
     return sums
 
@@ -84,7 +84,7 @@ def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float) -> No
 def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
     """The sums of the rows of each token, float32 `[vocab, width]`."""
     (num_rows, width), vocab_size = x.shape, len(order.starts) - 1
-    block, warps = block_of(width), warps_of(width)
+    block, warps = block_of(width), tile_warps(width)
     chunks = torch.empty(max(1, num_rows // CHUNK), width, device=x.device)
     out = torch.empty(vocab_size, width, device=x.device)
     if num_rows >= CHUNK:
@@ -173,13 +173,16 @@ def _add_looked_up(x, table, tokens, factor, width, block: tl.constexpr):  # typ
 
 
 @triton.jit
-def _sum_rows(x, rows, start, end, width, block: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sum of at most `chunk` rows of x."""
-    number = start + tl.arange(0, chunk)[:, None]
+def _sum_rows(x, rows, start, end, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     column = tl.arange(0, block)[None, :]
-    row = tl.load(rows + number, mask=number < end, other=0)
-    values = tl.load(x + row * width + column, mask=(number < end) & (column < width), other=0.0)
-    return tl.sum(values.to(tl.float32), axis=0)
+    total = tl.zeros((4, block), tl.float32)
+    while start < end:
+        number = start + tl.arange(0, 4)[:, None]
+        row = tl.load(rows + number, mask=number < end, other=0)
+        inside = (number < end) & (column < width)
+        total += tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        start += 4
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -191,7 +194,7 @@ def _sum_chunks(  # type: ignore[no-untyped-def]
     start = number * chunk
     column = tl.arange(0, block)
     if tl.load(tokens + start) == tl.load(tokens + start + chunk - 1):
-        total = _sum_rows(x, rows, start, start + chunk, width, block, chunk)
+        total = _sum_rows(x, rows, start, start + chunk, width, block)
         tl.store(chunks + number * width + column, total, mask=column < width)
 
 
@@ -204,12 +207,12 @@ def _sum_tokens(  # type: ignore[no-untyped-def]
     start, end = tl.load(starts + token), tl.load(starts + token + 1)
     column = tl.arange(0, block)
     number = (start + chunk - 1) // chunk
-    total = _sum_rows(x, rows, start, tl.minimum(number * chunk, end), width, block, chunk)
+    total = _sum_rows(x, rows, start, tl.minimum(number * chunk, end), width, block)
     after = tl.maximum(end // chunk, number)
     while number < after:
-        some = number + tl.arange(0, 8)[:, None]
+        some = number + tl.arange(0, 4)[:, None]
         inside = (some < after) & (column < width)[None, :]
         total += tl.sum(tl.load(chunks + some * width + column[None, :], mask=inside, other=0.0), axis=0)
-        number += 8
-    total += _sum_rows(x, rows, after * chunk, end, width, block, chunk)
+        number += 4
+    total += _sum_rows(x, rows, after * chunk, end, width, block)
     tl.store(out + token * width + column, factor * total, mask=column < width)

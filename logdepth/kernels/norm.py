@@ -10,11 +10,11 @@ from torch import Tensor
 
 from logdepth.kernels.activation import activated, slope
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import TILE_WARPS, num_programs, tile_of
+from logdepth.kernels.launch import tile_of, tile_warps
 
 SITE = 4
-NORM_PROGRAMS = 396
-"""Three a multiprocessor: as many as fit with the registers that they take."""
+MULTIPROCESSORS, WARPS, MOST = 132, 12, 8
+"""Of the largest GPUs: how many, warps of these kernels that fit into one at a time, and programs that pay."""
 
 
 def fill_normed(
@@ -25,7 +25,7 @@ def fill_normed(
     tile = tile_of(width)
     _normed[(triton.cdiv(num_rows, tile[0]),)](
         x, scale, shift, x if skip is None else skip, out, eps, num_rows, width, *tile, skip is not None, silu,
-        num_warps=TILE_WARPS,
+        num_warps=tile_warps(width),
     )  # fmt: skip
 
 
@@ -51,13 +51,14 @@ def normed_backward(
     _normed_backward[(len(sums),)](
         grad, x, scale, shift, x if skip is None else skip, x_grad, x_grad if skip_grad is None else skip_grad, sums,
         eps, num_rows, width, *tile, skip is not None, silu,
-        num_warps=TILE_WARPS,
+        num_warps=tile_warps(width),
     )  # fmt: skip
 
 
 def norm_programs(num_rows: int, width: int) -> int:
     """How many partial sums `normed_backward` leaves."""
-    return min(triton.cdiv(num_rows, tile_of(width)[0]), NORM_PROGRAMS)
+    together = MULTIPROCESSORS * max(1, min(MOST, WARPS // tile_warps(width)))
+    return min(triton.cdiv(num_rows, tile_of(width)[0]), together)
 
 
 def residual_normed(
@@ -76,7 +77,7 @@ def residual_normed(
     num_rows, width = x.shape
     tile = tile_of(width)
     _residual[(triton.cdiv(num_rows, tile[0]),)](
-        x, added, scale, shift, out, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+        x, added, scale, shift, out, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
     )
 
 
@@ -94,12 +95,12 @@ def residual_normed_backward(
 ) -> None:
     """Overwrites `added` by its gradient and `grad` by that of x.
 
-    To `sums` `[MAX_PROGRAMS, 3 · width]` partial sums over rows are added: of the gradients of scale, shift and added.
+    To `sums` `[norm_programs(…), 3 · width]` partial sums over rows are added: of the gradients of scale, shift and added.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
-    _residual_backward[(num_programs(triton.cdiv(num_rows, tile[0])),)](
-        grad, x, added, scale, sums, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=TILE_WARPS
+    _residual_backward[(norm_programs(num_rows, width),)](
+        grad, x, added, scale, sums, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
     )
 
 

@@ -1,0 +1,142 @@
+"""Every kernel compiles for Hopper, and keeps what it works on in registers. Without a GPU, in a process of its own.
+
+The interpreter that other tests use takes programs that the compiler refuses.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+CUDA, CAPABILITY, WARP = "cuda", 90, 32
+WIDTHS = (512, 1536)
+"""Of the paper's models."""
+
+
+def launched_kernels() -> set[str]:
+    """`module.kernel` of every launch `kernel[grid](…)` in the sources."""
+    return {
+        f"{path.stem}.{kernel}"
+        for path in (ROOT / "logdepth" / "kernels").glob("*.py")
+        for kernel in re.findall(r"^ +(_\w+)\[.+\]\(", path.read_text(), flags=re.MULTILINE)
+    }
+
+
+def test_every_kernel_compiles_without_spilling(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    spilling = {one["kernel"]: one["usage"] for one in compiled if "STACK:0 " not in one["usage"]}
+    assert not spilling
+    assert all("LOCAL:0 " in one["usage"] and "REG:" in one["usage"] for one in compiled)
+    assert {one["kernel"] for one in compiled} == launched_kernels()
+
+
+class NoGpu:
+    """What the compiler asks a driver for."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(CUDA, CAPABILITY, WARP)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_instead_of_launching() -> None:
+    """From now on `kernel[grid](…)` compiles for these arguments, and prints what the result takes of the GPU."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
+        def compile_for(*arguments: Any, **options: Any) -> None:
+            compiled = kernel.run(*arguments, grid=grid, warmup=True, **options)
+            name = f"{kernel.fn.__module__.rsplit('.', 1)[-1]}.{kernel.fn.__name__}"
+            print(json.dumps({"kernel": name, "usage": resources(compiled.asm["cubin"])}), flush=True)
+
+        return compile_for
+
+    driver.set_active(NoGpu())
+    JITFunction.__getitem__ = launcher  # type: ignore[method-assign]
+
+
+def resources(binary: bytes) -> str:
+    """Registers, stack and local memory of the kernel in a binary, as the toolkit prints them."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return next(line.strip() for line in printed.splitlines() if "REG:" in line)
+
+
+def launch_everything(width: int) -> None:
+    """As the library does on a GPU; the values do not matter."""
+    from logdepth.kernels import activation, column_sums, cross_entropy, few_rows, gate, linear, lookup, norm, pairs
+    from logdepth.kernels import rows as whole_rows
+
+    rows, low = 64, torch.bfloat16
+    states, pair = torch.empty(3 * rows, width, dtype=low), torch.empty(rows, 2 * width, dtype=low)
+    gates, vector, bias = torch.empty(rows, 4 * width, dtype=low), torch.empty(width), torch.empty(4 * width, dtype=low)
+    results, some = states[:rows], torch.zeros(rows, dtype=torch.int32)
+    tokens, seed, sums = some.long(), torch.zeros(1, dtype=torch.int64), torch.empty(rows, 6 * width)
+    dropout: dict[str, Any] = {"first": 0, "rate": 0.1, "seed": seed}
+    hidden: dict[str, Any] = {"activation": "silu", "site": 2, **dropout}
+
+    pairs.gather_pairs(states, some, some, pair, **dropout)
+    pairs.add_pair_gradients(states, some, some, pair, **dropout)
+    activation.activate(gates, gates, **hidden)
+    activation.activate_backward(gates, gates, sums, **hidden)
+    gate.gate(gates, states, some, some, vector, vector, 1e-5, results)
+    gate.gate_backward(results, gates, states, some, some, vector, 1e-5, states, sums)
+    norm.fill_normed(results, vector, vector, results, results, eps=1e-5, silu=True)
+    norm.normed_backward(results, results, vector, vector, results, results, results, sums, eps=1e-5, silu=True)
+    norm.residual_normed(results, results, vector, vector, results, eps=1e-5, **dropout)
+    norm.residual_normed_backward(results, results, results, vector, sums, eps=1e-5, **dropout)
+    column_sums.column_sums(sums)
+    whole_rows.scaled(results, vector[:1])
+    whole_rows.scatter_rows(states, tokens, results)
+
+    leaf: dict[str, Any] = {"eps": 1e-5, "rate": 0.1, "seed": seed}
+    lookup.leaves(states, tokens, vector, vector, results, **leaf)
+    lookup.leaves_backward(results, states, tokens, vector, results, **leaf)
+    lookup.add_looked_up(results, states, tokens, 0.1)
+    lookup.sum_by_token(results, lookup.order_of(tokens, len(states)))
+    cross_entropy.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
+
+    weight, square = torch.empty(4 * width, 2 * width, dtype=low), torch.empty(4 * width, 4 * width, dtype=low)
+    linear.linear(gates, square, bias, gates)
+    linear.linear_activated(pair, weight, bias, gates, **hidden)
+    for count in (1, rows):
+        operands = states[:count], states[:count]
+        few_rows.linear(operands, weight, bias, gates[:count], activation="silu")
+        mixed = torch.empty(count, width)
+        few_rows.mix(gates[:count], square, bias, *operands, mixed)
+        few_rows.settle(mixed, few_rows.Norm(vector, vector, 1e-5), results[:count])
+
+
+if __name__ == "__main__":
+    compile_instead_of_launching()
+    for model_width in WIDTHS:
+        launch_everything(model_width)
