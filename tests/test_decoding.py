@@ -17,6 +17,7 @@ from logdepth.decoding import Decoder
 from logdepth.decoding.counter import Apart, Together, next_step
 from logdepth.decoding.step_graphs import StepGraphs
 from logdepth.decoding.tables import Tables
+from logdepth.kernels import usable_on
 from logdepth.models import ScanLM, ScanLMConfig
 from logdepth.models.scan_lm import ScanLMState
 from logdepth.scanning import ScanState, scan
@@ -361,6 +362,11 @@ def test_leaves_of_large_vocabularies_are_computed_as_needed(monkeypatch: pytest
         assert (decoder._weights.leaves is not None) == has_table
 
 
+def needs_interpreter() -> None:
+    if not usable_on(torch.device("cpu")):
+        pytest.skip("kernels do not run on the CPU here: Triton's interpreter is not on")
+
+
 def steps_by_kernels(name: str, lengths: list[int], count: int, graphs: bool, leaf_table: bool) -> Decoder:
     """Some steps by kernels, in float32, against the model's."""
     torch.manual_seed(1)
@@ -380,7 +386,7 @@ def steps_by_kernels(name: str, lengths: list[int], count: int, graphs: bool, le
 @as_graphs
 @pytest.mark.parametrize("leaf_table", [False, True], ids=["leaves", "table"])
 def test_one_row_by_kernels(graphs: bool, leaf_table: bool) -> None:
-    pytest.importorskip("triton")
+    needs_interpreter()
     assert steps_by_kernels("ar-grc", [0], 12, graphs, leaf_table)._weights.few_rows
 
 
@@ -389,12 +395,12 @@ def test_one_row_by_kernels(graphs: bool, leaf_table: bool) -> None:
 )
 @pytest.mark.parametrize("name", ["ar-grc", "plain", "every-merge", "deep"])
 def test_kernels_give_the_models_answers(name: str, lengths: list[int], count: int) -> None:
-    pytest.importorskip("triton")
+    needs_interpreter()
     assert steps_by_kernels(name, lengths, count, graphs=False, leaf_table=True)._weights.few_rows
 
 
 def test_kernels_keep_to_autocast() -> None:
-    pytest.importorskip("triton")
+    needs_interpreter()
     torch.manual_seed(1)
     model = SCAN.build(VOCAB).eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):

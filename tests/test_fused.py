@@ -582,5 +582,5 @@ def test_many_rows_on_a_gpu(kind: str) -> None:
     with torch.no_grad():
         exact = scan(operator, elements).prefixes
         with torch.autocast("cuda", torch.bfloat16):
-            prefixes = scan(FusedGRC(operator), elements).prefixes
-    assert (prefixes - exact).norm() < 2e-2 * exact.norm()
+            prefixes, plain = (scan(one, elements).prefixes for one in (FusedGRC(operator), operator))
+    assert (prefixes - exact).norm() < 1.5 * (plain - exact).norm()  # weights shaken so much make much of rounding

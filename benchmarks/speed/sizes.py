@@ -97,7 +97,7 @@ def full() -> Sizes:
         copied_bytes=2**32,
         prefill_tokens=65_536,
         chunk_steps=128,
-        chunks=16,
+        chunks=6,
         least_repeats=20,
         seconds=0.25,
     )

@@ -19,7 +19,7 @@ class Casts:
         if not others:
             return
         sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in others]
-        room = torch.empty(sum(sizes), dtype=dtype, device=others[0].device).split(sizes)
+        room = torch.split(torch.empty(sum(sizes), dtype=dtype, device=others[0].device), sizes)
         copies = [one[: weight.numel()].view(weight.shape) for one, weight in zip(room, others, strict=True)]
         torch._foreach_copy_(copies, others)
         # By address: a parameter and what is detached from it have one.

@@ -1,8 +1,8 @@
 """Linear maps and LayerNorms with what stands around them, each one node of the graph: a product and a kernel each way.
 
-    linear:         W · x + b
-    normed:         LN(x)
-    linear_normed:  act(LN(W · x + b) + skip)
+linear:         W · x + b
+normed:         LN(x)
+linear_normed:  act(LN(W · x + b) + skip)
 """
 
 from typing import Any
@@ -29,9 +29,10 @@ def normed(casts: Casts, norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def linear_normed(
-    casts: Casts, map_: nn.Linear, norm: nn.LayerNorm, x: Tensor, *, skip: Tensor | None = None, silu: bool = True
+    casts: Casts, maps: tuple[nn.Linear, nn.LayerNorm], x: Tensor, *, skip: Tensor | None = None, silu: bool = True
 ) -> Tensor:
     """`x` and `skip` are `[rows, width]`, in the dtype of the products."""
+    map_, norm = maps
     low = (casts[map_.weight], casts[map_.bias])
     arguments = (norm.eps, silu, x, *low, map_.weight, map_.bias, norm.weight, norm.bias, skip)
     return _LinearNormed.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
@@ -44,7 +45,7 @@ class _Linear(torch.autograd.Function):
         return torch.addmm(bias, x, weight.t())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
@@ -61,7 +62,7 @@ class _Normed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, shift = ctx.saved_tensors
         x_grad, _, (scale_grad, shift_grad, _) = _backward_of_norm(grad, x, scale, shift, None, ctx.eps, False)
@@ -91,7 +92,7 @@ class _LinearNormed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mapped, scale, shift, skip = ctx.saved_tensors
         mapped_grad, skip_grad, sums = _backward_of_norm(grad, mapped, scale, shift, skip, ctx.eps, ctx.silu)
@@ -108,4 +109,4 @@ def _backward_of_norm(
     skip_grad = None if skip is None else torch.empty_like(skip)
     sums = torch.empty(norm_programs(len(x), len(scale)), 3 * len(scale), device=x.device)
     normed_backward(grad.contiguous(), x, scale, shift, skip, x_grad, skip_grad, sums, eps=eps, silu=silu)
-    return x_grad, skip_grad, column_sums(sums).split(len(scale))
+    return x_grad, skip_grad, torch.split(column_sums(sums), len(scale))

@@ -15,7 +15,7 @@ class Lookups:
     """The lookups of one pass; their gradients are summed in one order."""
 
     def __init__(self, tokens: Tensor, vocab_size: int) -> None:
-        self.tokens, self.vocab_size = tokens.flatten(), vocab_size
+        self.tokens, self.vocab_size = tokens.flatten().contiguous(), vocab_size
         self._order: TokenOrder | None = None
 
     @property
@@ -44,7 +44,7 @@ class _Rows(torch.autograd.Function):
         return table.index_select(0, lookups.tokens)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
 
@@ -62,14 +62,14 @@ class _Leaves(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table, scale, seed = ctx.saved_tensors
         rows = torch.empty_like(grad)
         sums = leaves_backward(
             grad.contiguous(), table, ctx.lookups.tokens, scale, rows, eps=ctx.eps, rate=ctx.rate, seed=seed
         )
-        scale_grad, shift_grad = column_sums(sums).split(len(scale))
+        scale_grad, shift_grad = torch.split(column_sums(sums), len(scale))
         table_grad = sum_by_token(rows, ctx.lookups.order).to(table.dtype)
         return None, None, None, table_grad, scale_grad, shift_grad
 
@@ -83,7 +83,7 @@ class _Added(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table_grad = sum_by_token(grad.contiguous(), ctx.lookups.order, ctx.factor)
         return None, None, grad, table_grad.to(ctx.dtype)

@@ -1,6 +1,7 @@
 """The merges of a program, forward and backward: large matrix products with fused kernels between them.
 
-    pair = [a; b]    before = W1 · pair + b1    hidden = act(before)    gates = W2 · hidden + b2    merged = gate(gates, a, b)
+    pair = [a; b]    before = W1 · pair + b1    hidden = act(before)
+    gates = W2 · hidden + b2    merged = gate(gates, a, b)
 
 and, where a net follows a merge,   inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
 """
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
 from logdepth.fused.program import Call, Program
 from logdepth.fused.weights import Cell, Net, Settings, add_product
-from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
 from logdepth.kernels.activation import slope_programs
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
@@ -79,13 +80,13 @@ class Merges:
         """Fills the states behind the inputs; `traces` too, where they are kept."""
         for call in self.program.calls:
             if traces is None:
-                rows = self._traces(call.count, self._num_with_net(call.first, call.count))
+                rows = self._traces(call.num_merges, self._num_with_net(call.first, call.num_merges))
                 self._gates(rows, call.first, call.left, call.right, rows.before, call.side_by_side)
             else:
-                rows = traces.rows(call.first, call.count)
+                rows = traces.rows(call.first, call.num_merges)
                 self._gates(rows, call.first, call.left, call.right, torch.empty_like(rows.before), None)
             results = self._results(self.states, call)
-            if self._num_with_net(call.first, call.count):
+            if self._num_with_net(call.first, call.num_merges):
                 self._merge(rows.gates, call.left, call.right, rows.inner)
                 self._refine(rows, rows.net_before if traces is None else torch.empty_like(rows.net_before))
                 self._add(rows, call.first, results)
@@ -101,15 +102,15 @@ class Merges:
         totals: dict[str, Tensor] = {}
         for group in self.program.groups:
             first = group[-1].first
-            count = group[0].first + group[0].count - first
+            count = group[0].first + group[0].num_merges - first
             if traces is None:
                 rows, hidden, net_hidden = self._computed_again(first, count)
             else:
                 rows = traces.rows(first, count)
                 hidden, net_hidden = torch.empty_like(rows.before), torch.empty_like(rows.net_before)
             for call in group:
-                at = slice(call.first - first, call.first - first + call.count)
-                part = rows.rows(at.start, call.count)
+                at = slice(call.first - first, call.first - first + call.num_merges)
+                part = rows.rows(at.start, call.num_merges)
                 self._backward_of_call(call, part, hidden[at], net_hidden[at], grads, sums)
             add_product(totals, "hidden", rows.before, rows.pairs)
             add_product(totals, "gates", rows.gates, hidden)
@@ -138,9 +139,7 @@ class Merges:
                 activation=settings.net_activation, first=call.first, rate=0.0, seed=self.seed, site=NET_SITE,
             )  # fmt: skip
             grad.addmm_(rows.net_before, net.hidden)
-        gate_backward(
-            grad, rows.gates, self.states, call.left, call.right, cell.scale, settings.eps, grads, sums.gates
-        )
+        gate_backward(grad, rows.gates, self.states, call.left, call.right, cell.scale, settings.eps, grads, sums.gates)
         linear_and_slope(
             rows.gates, cell.gates, rows.before, hidden, sums.before,
             activation=settings.activation, first=call.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
@@ -207,7 +206,7 @@ class Merges:
         return Traces.empty(self.states, self.net, count, num_with_net)
 
     def _results(self, states: Tensor, call: Call) -> Tensor:
-        return states[call.result : call.result + call.count]
+        return states[call.result : call.result + call.num_merges]
 
 
 class _Sums:
@@ -228,9 +227,9 @@ class _Sums:
 
     def of_gates(self) -> tuple[Tensor, ...]:
         """Gradients of the gates' bias, and of the norm's scale and shift."""
-        return column_sums(self.gates).split([4 * self.width, self.width, self.width])
+        return torch.split(column_sums(self.gates), [4 * self.width, self.width, self.width])
 
     def of_net(self) -> tuple[Tensor, ...]:
         """Gradients of the bias of what the net adds, and of its norm's scale and shift."""
-        scale, shift, bias = column_sums(self.net).split(self.width)
+        scale, shift, bias = torch.split(column_sums(self.net), self.width)
         return bias, scale, shift

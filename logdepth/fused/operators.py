@@ -109,11 +109,11 @@ class _FusedScan(torch.autograd.Function):
             ctx.save_for_backward(states, merges.seed, *low)
             ctx.set_materialize_grads(False)
         dtype = elements.dtype
-        tables = (states.index_select(0, rows).to(dtype) for rows in (program.blocks, program.prefixes))
-        return states.index_select(0, program.outputs), *tables
+        blocks, prefixes = (states.index_select(0, rows).to(dtype) for rows in (program.blocks, program.prefixes))
+        return states.index_select(0, program.outputs), blocks, prefixes
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads_of_results: Tensor | None) -> tuple[Tensor | None, ...]:
         states, seed, *low = ctx.saved_tensors
         program: Program = ctx.program
@@ -129,15 +129,13 @@ class _FusedScan(torch.autograd.Function):
         merges = _merges(ctx.settings, program, low, states, seed)
         weight_grads = merges.backward(grads, ctx.traces)
         ctx.traces = None  # overwritten: it cannot serve twice
-        inputs = grads[: program.num_inputs].split(ctx.sizes)
+        inputs = torch.split(grads[: program.num_inputs], ctx.sizes)
         # Nothing for inputs without rows: autograd would make zeros of the size of what they were cut from.
         input_grads = (one.to(dtype) if len(one) else None for one, dtype in zip(inputs, ctx.dtypes, strict=True))
         return None, None, None, None, *input_grads, *weight_grads
 
 
-def _merges(
-    settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor
-) -> Merges:
+def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:
     return Merges(settings, program, Cell(*low[:6]), Net(*low[6:]) if low[6:] else None, states, seed)
 
 

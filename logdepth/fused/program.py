@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from logdepth.scanning.plan import Plan
+from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.sweep import sweep
 
 
@@ -22,7 +23,7 @@ class Call(NamedTuple):
     right: Tensor
     first: int
     """How many merges come before these in the program."""
-    count: int
+    num_merges: int
     result: int
     """The row of the first result; the others follow."""
     up: bool
@@ -56,21 +57,23 @@ def program_of(plan: Plan, num_edges: int, device: torch.device) -> Program:
     """The program of a plan, made once and kept with it."""
     program: Program | None = plan.derived.get("program")
     if program is None:
-        program = plan.derived["program"] = _program(plan, num_edges, device)
+        program = _program(plan, num_edges, device)
+        tensors = (program.left, program.right, program.outputs, program.blocks, program.prefixes)
+        PLANS.keep_with(plan, "program", program, nbytes=sum(one.nbytes for one in tensors))
     return program
 
 
 def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
     sizes = (plan.num_elements, plan.num_stored, plan.num_stored, num_edges)
     num_inputs = sum(sizes)
-    elements, blocks, prefixes, edges = torch.arange(num_inputs, device=device)[:, None].split(sizes)
+    elements, blocks, prefixes, edges = torch.split(torch.arange(num_inputs, device=device)[:, None], list(sizes))
     calls: list[Call] = []
 
     def recording(up: bool) -> Callable[[Tensor, Tensor], Tensor]:
         def merge(left: Tensor, right: Tensor) -> Tensor:
             # In the order of time, so that operands of the next level lie side by side.
             order = right[:, 0].argsort()
-            first = calls[-1].first + calls[-1].count if calls else 0
+            first = calls[-1].first + calls[-1].num_merges if calls else 0
             ordered_left, ordered_right = left[order, 0], right[order, 0]
             calls.append(
                 Call(
@@ -89,20 +92,24 @@ def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
 
         return merge
 
-    swept = sweep(plan, (recording(True), recording(False)), elements, blocks, prefixes, edges, elements[:0])
-    num_merges = sum(call.count for call in calls)
-    nothing = elements.new_empty(0, dtype=torch.int32)
+    swept = sweep((recording(True), recording(False)), plan, elements, blocks, prefixes, edges)
+    num_merges = sum(call.num_merges for call in calls)
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    left = torch.cat([nothing, *(call.left for call in calls)])
+    right = torch.cat([nothing, *(call.right for call in calls)])
+    parts = [slice(call.first, call.first + call.num_merges) for call in calls]
+    calls = [call._replace(left=left[part], right=right[part]) for call, part in zip(calls, parts, strict=True)]
     return Program(
         calls=tuple(calls),
         num_inputs=num_inputs,
         num_states=num_inputs + num_merges,
         num_merges=num_merges,
-        num_up_merges=sum(call.count for call in calls if call.up),
-        left=torch.cat([nothing, *(call.left for call in calls)]),
-        right=torch.cat([nothing, *(call.right for call in calls)]),
-        outputs=swept.outputs[:, 0],
-        blocks=torch.cat([elements[:0], *swept.blocks])[:, 0],
-        prefixes=torch.cat([elements[:0], *swept.prefixes])[:, 0],
+        num_up_merges=sum(call.num_merges for call in calls if call.up),
+        left=left,
+        right=right,
+        outputs=swept.outputs[:, 0].contiguous(),
+        blocks=torch.cat([elements[:0], *swept.blocks])[:, 0].contiguous(),
+        prefixes=torch.cat([elements[:0], *swept.prefixes])[:, 0].contiguous(),
         groups=_groups(calls),
     )
 
@@ -114,14 +121,13 @@ def _side_by_side(left: Tensor, right: Tensor) -> int | None:
 
 
 def _groups(calls: list[Call]) -> tuple[tuple[Call, ...], ...]:
-    enough = max((call.count for call in calls), default=0)
+    enough = max((call.num_merges for call in calls), default=0)
     groups: list[list[Call]] = []
     rows = enough
     for call in reversed(calls):
-        if rows + call.count > enough:
+        if rows + call.num_merges > enough:
             groups.append([])
             rows = 0
         groups[-1].append(call)
-        rows += call.count
+        rows += call.num_merges
     return tuple(tuple(group) for group in groups)
-

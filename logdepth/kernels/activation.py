@@ -1,6 +1,6 @@
 """The hidden layer of a merge: activation and dropout, forward and backward, in place.
 
-    hidden = dropout(act(before))
+hidden = dropout(act(before))
 """
 
 from typing import Literal
@@ -56,7 +56,7 @@ def slope_programs(num_rows: int, width: int) -> int:
 
 
 @triton.jit
-def activated(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
+def activated(values, activation: tl.constexpr):
     if activation == "silu":
         return values * tl.sigmoid(values)
     if activation == "relu":
@@ -65,7 +65,7 @@ def activated(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def slope(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
+def slope(values, activation: tl.constexpr):
     """The derivative."""
     if activation == "silu":
         gate = tl.sigmoid(values)
@@ -77,7 +77,7 @@ def slope(values, activation: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     before,
     hidden,
     seed,
@@ -95,7 +95,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     before,
     hidden,
     sums,
@@ -123,4 +123,8 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(before + place, grad, mask=inside)
         total += grad
         number += tl.num_programs(0)
-    tl.store(sums + program * width + column, tl.load(sums + program * width + column, mask=inside, other=0.0) + total, mask=inside)
+    tl.store(
+        sums + program * width + column,
+        tl.load(sums + program * width + column, mask=inside, other=0.0) + total,
+        mask=inside,
+    )

@@ -24,7 +24,7 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _sum(x, sums, num_rows, width, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(x, sums, num_rows, width, rows: tl.constexpr, columns: tl.constexpr):
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     found = tl.zeros((rows, columns), tl.float32)
     start = tl.program_id(1) * rows

@@ -23,14 +23,14 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, *, with_grad
         raise ValueError(f"the logits of a row must lie side by side, not {logits.stride(1)} apart")
     block = min(triton.next_power_of_2(vocab), MOST_COLUMNS_AT_ONCE)
     warps = max(1, min(16, block // 256))
-    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # Triton launches on the current device; no effect on the CPU
+    with torch.cuda.device_of(logits):  # Triton launches on the current device; no effect on the CPU
         _rows[(rows,)](
             logits, targets, losses, logits.stride(0), ignored, vocab, block, with_gradient, num_warps=warps
         )  # fmt: skip
 
 
 @triton.jit
-def _rows(  # type: ignore[no-untyped-def]
+def _rows(
     logits, targets, losses, row_stride, ignored, vocab: tl.constexpr, block: tl.constexpr, with_gradient: tl.constexpr
 ):
     """One program a row."""

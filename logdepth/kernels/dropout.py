@@ -16,7 +16,7 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 @triton.jit
-def keep(values, seed, place, site: tl.constexpr, rate: tl.constexpr):  # type: ignore[no-untyped-def]
+def keep(values, seed, place, site: tl.constexpr, rate: tl.constexpr):
     """`values` with dropout: `place` numbers them, `site` (at most 6) tells one use of a seed from another."""
     if rate > 0.0:
         bits = place.to(tl.uint32) * 0x9E3779B9 + tl.load(seed).to(tl.uint32) + site * 0x2545F491

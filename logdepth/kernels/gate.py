@@ -1,7 +1,7 @@
 """The gate of a GRC merge and its LayerNorm in one pass over the rows; statistics and sums in float32.
 
-    [g_a; g_b; g_c; c] = gates[i]        a = states[left[i]], b = states[right[i]]
-    merged[i] = LN(σ(g_a) ∘ a + σ(g_b) ∘ b + σ(g_c) ∘ c)
+[g_a; g_b; g_c; c] = gates[i]        a = states[left[i]], b = states[right[i]]
+merged[i] = LN(σ(g_a) ∘ a + σ(g_b) ∘ b + σ(g_c) ∘ c)
 """
 
 import triton
@@ -44,9 +44,7 @@ def gate_backward(
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
-    gates, states, left, right, scale, shift, merged, eps, width, block: tl.constexpr
-):
+def _forward(gates, states, left, right, scale, shift, merged, eps, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -66,9 +64,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    grad, gates, states, left, right, scale, grads, sums, eps, num_rows, width, block: tl.constexpr
-):
+def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_rows, width, block: tl.constexpr):
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width

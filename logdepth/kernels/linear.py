@@ -105,7 +105,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @triton.jit(do_not_specialize=["first", "num_rows"])
-def _product(  # type: ignore[no-untyped-def]
+def _product(
     x,
     weight,
     bias,
@@ -144,7 +144,7 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _finish(  # type: ignore[no-untyped-def]
+def _finish(
     values,
     row,
     column,

@@ -70,7 +70,20 @@ def leaves_backward(
     programs = norm_programs(num_rows, width)
     sums = torch.empty(programs, 2 * width, device=out.device)
     _leaves_backward[(programs,)](
-        grad, table, tokens, scale, out, sums, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
+        grad,
+        table,
+        tokens,
+        scale,
+        out,
+        sums,
+        seed,
+        eps,
+        num_rows,
+        width,
+        *tile,
+        rate,
+        SITE,
+        num_warps=tile_warps(width),
     )
     return sums
 
@@ -94,7 +107,7 @@ def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
 
 
 @triton.jit
-def _leaves(  # type: ignore[no-untyped-def]
+def _leaves(
     table,
     tokens,
     scale,
@@ -122,7 +135,7 @@ def _leaves(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _leaves_backward(  # type: ignore[no-untyped-def]
+def _leaves_backward(
     grad,
     table,
     tokens,
@@ -163,7 +176,7 @@ def _leaves_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_looked_up(x, table, tokens, factor, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_looked_up(x, table, tokens, factor, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -173,7 +186,7 @@ def _add_looked_up(x, table, tokens, factor, width, block: tl.constexpr):  # typ
 
 
 @triton.jit
-def _sum_rows(x, rows, start, end, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_rows(x, rows, start, end, width, block: tl.constexpr):
     column = tl.arange(0, block)[None, :]
     total = tl.zeros((4, block), tl.float32)
     while start < end:
@@ -186,9 +199,7 @@ def _sum_rows(x, rows, start, end, width, block: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _sum_chunks(  # type: ignore[no-untyped-def]
-    x, tokens, rows, chunks, width, block: tl.constexpr, chunk: tl.constexpr
-):
+def _sum_chunks(x, tokens, rows, chunks, width, block: tl.constexpr, chunk: tl.constexpr):
     """Chunks of rows that all belong to one token."""
     number = tl.program_id(0).to(tl.int64)
     start = number * chunk
@@ -199,9 +210,7 @@ def _sum_chunks(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_tokens(  # type: ignore[no-untyped-def]
-    x, rows, starts, chunks, out, factor, width, block: tl.constexpr, chunk: tl.constexpr
-):
+def _sum_tokens(x, rows, starts, chunks, out, factor, width, block: tl.constexpr, chunk: tl.constexpr):
     """Every token: its rows up to the first chunk, chunks, and the rows after the last."""
     token = tl.program_id(0).to(tl.int64)
     start, end = tl.load(starts + token), tl.load(starts + token + 1)

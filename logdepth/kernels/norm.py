@@ -1,7 +1,7 @@
 """LayerNorm with what stands around it, in one pass over the rows; statistics and sums in float32.
 
-    fill_normed:      act(LN(x) + skip)          the post-embedding net
-    residual_normed:  LN(x + dropout(added))     the post-merge net
+fill_normed:      act(LN(x) + skip)          the post-embedding net
+residual_normed:  LN(x + dropout(added))     the post-merge net
 """
 
 import triton
@@ -44,7 +44,7 @@ def normed_backward(
 ) -> None:
     """Fills the gradients of x and skip.
 
-    `sums` `[norm_programs(rows, width), 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
+    `sums` `[norm_programs(…), 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
@@ -58,7 +58,7 @@ def normed_backward(
 def norm_programs(num_rows: int, width: int) -> int:
     """How many partial sums `normed_backward` leaves."""
     together = MULTIPROCESSORS * max(1, min(MOST, WARPS // tile_warps(width)))
-    return min(triton.cdiv(num_rows, tile_of(width)[0]), together)
+    return min(-(-num_rows // tile_of(width)[0]), together)
 
 
 def residual_normed(
@@ -95,7 +95,7 @@ def residual_normed_backward(
 ) -> None:
     """Overwrites `added` by its gradient and `grad` by that of x.
 
-    To `sums` `[norm_programs(…), 3 · width]` partial sums over rows are added: of the gradients of scale, shift and added.
+    To `sums` `[norm_programs(…), 3 · width]` partial sums are added: of the gradients of scale, shift and added.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
@@ -105,7 +105,7 @@ def residual_normed_backward(
 
 
 @triton.jit
-def unit_of(values, inside, width, eps):  # type: ignore[no-untyped-def]
+def unit_of(values, inside, width, eps):
     """Rows without mean and with deviation 1, and by what they were multiplied for it."""
     centred = tl.where(inside, values - tl.sum(values, axis=1, keep_dims=True) / width, 0.0)
     deviation = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
@@ -113,7 +113,7 @@ def unit_of(values, inside, width, eps):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped-def]
+def unit_grad(grad, unit, deviation, inside, width):
     """From the gradient of such rows to that of what they were made from."""
     inner = tl.sum(grad * unit, axis=1, keep_dims=True) / width
     mean = tl.sum(grad, axis=1, keep_dims=True) / width
@@ -121,18 +121,18 @@ def unit_grad(grad, unit, deviation, inside, width):  # type: ignore[no-untyped-
 
 
 @triton.jit
-def add_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
+def add_sums(sums, total, column, width):
     inside = column < width
     tl.store(sums + column, tl.load(sums + column, mask=inside, other=0.0) + tl.sum(total, axis=0), mask=inside)
 
 
 @triton.jit
-def store_sums(sums, total, column, width):  # type: ignore[no-untyped-def]
+def store_sums(sums, total, column, width):
     tl.store(sums + column, tl.sum(total, axis=0), mask=column < width)
 
 
 @triton.jit
-def _normed(  # type: ignore[no-untyped-def]
+def _normed(
     x,
     scale,
     shift,
@@ -161,7 +161,7 @@ def _normed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normed_backward(  # type: ignore[no-untyped-def]
+def _normed_backward(
     grad,
     x,
     scale,
@@ -212,7 +212,7 @@ def _normed_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _residual(  # type: ignore[no-untyped-def]
+def _residual(
     x,
     added,
     scale,
@@ -241,7 +241,7 @@ def _residual(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _residual_backward(  # type: ignore[no-untyped-def]
+def _residual_backward(
     grad,
     x,
     added,

@@ -1,6 +1,6 @@
 """The operands of merges: rows of one matrix of states, laid side by side, and their gradients added back.
 
-    pairs[i] = [states[left[i]]; states[right[i]]]          [rows, 2 · width], with dropout
+pairs[i] = [states[left[i]]; states[right[i]]]          [rows, 2 · width], with dropout
 """
 
 import triton
@@ -34,7 +34,7 @@ def add_pair_gradients(
 
 
 @triton.jit(do_not_specialize=["first"])
-def _gather(  # type: ignore[no-untyped-def]
+def _gather(
     states, left, right, pairs, seed, first, width, block: tl.constexpr, rate: tl.constexpr, site: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -50,7 +50,7 @@ def _gather(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["first"])
-def _add(  # type: ignore[no-untyped-def]
+def _add(
     grads, left, right, pair_grads, seed, first, width, block: tl.constexpr, rate: tl.constexpr, site: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)

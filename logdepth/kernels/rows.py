@@ -1,7 +1,7 @@
 """Rows and whole tensors in one pass each, where the library takes several.
 
-    scaled:        x · factor, for a factor in float32 on the device, whatever the dtype of x
-    scatter_rows:  x[row[i]] = values[i]
+scaled:        x · factor, for a factor in float32 on the device, whatever the dtype of x
+scatter_rows:  x[row[i]] = values[i]
 """
 
 import torch
@@ -29,7 +29,7 @@ def scatter_rows(x: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 @triton.jit
-def _scale(x, factor, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scale(x, factor, out, count, block: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -37,7 +37,7 @@ def _scale(x, factor, out, count, block: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _scatter(x, rows, values, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scatter(x, rows, values, width, block: tl.constexpr):
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width

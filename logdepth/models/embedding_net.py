@@ -38,10 +38,11 @@ class EmbeddingNet(nn.Module):
         """The same by fused kernels, of `[rows, width]` in the dtype of the products."""
         from logdepth.fused.linear_normed import linear_normed
 
-        hidden = linear_normed(casts, *self.stem, states)
+        hidden = linear_normed(casts, _pair(self.stem), states)
         for block in self.blocks:
+            assert isinstance(block, _Residual)
             hidden = block.fused(casts, hidden)
-        return linear_normed(casts, *self.out, hidden, skip=states, silu=False)
+        return linear_normed(casts, _pair(self.out), hidden, skip=states, silu=False)
 
 
 class _Residual(nn.Module):
@@ -65,10 +66,17 @@ class _Residual(nn.Module):
         *hidden, last = self.maps
         inner = states
         for one in hidden:
-            inner = linear_normed(casts, *one, inner)
+            inner = linear_normed(casts, _pair(one), inner)
         skip = linear(casts, self.skip, states) if isinstance(self.skip, nn.Linear) else states
-        return linear_normed(casts, *last, inner, skip=skip)
+        return linear_normed(casts, _pair(last), inner, skip=skip)
 
 
 def _normed_linear(before: int, after: int) -> nn.Sequential:
     return nn.Sequential(scaled_linear(before, after), nn.LayerNorm(after))
+
+
+def _pair(normed_linear: nn.Module) -> tuple[nn.Linear, nn.LayerNorm]:
+    linear, norm = normed_linear.children()
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(norm, nn.LayerNorm)
+    return linear, norm

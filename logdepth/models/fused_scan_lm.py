@@ -34,6 +34,8 @@ class FusedScanLM:
 
     def features(self, model: "ScanLM", tokens: Tokens, prefixes_of: FusedPrefixesOf) -> Tensor:
         """What the head reads; `prefixes_of` makes the states of all prefixes of leaves shaped as the tokens."""
+        if torch.is_grad_enabled() or model.training:
+            self._leaf_table = None  # the weights are about to change, and not every optimizer counts that as a change
         weight = model.embedding.weight
         casts = Casts(model.layers.parameters(), arithmetic_dtype(weight))  # type: ignore[attr-defined]
         lookups = Lookups(tokens, model.vocab_size)
@@ -47,7 +49,7 @@ class FusedScanLM:
                 else _leaves(casts, layer, features)
             )
             fused = FusedGRC(layer.operators(), casts)
-            prefixes = prefixes_of(fused, leaves.unflatten(0, tokens.shape)).flatten(0, -2)
+            prefixes = prefixes_of(fused, leaves.view(*tokens.shape, -1)).flatten(0, -2)
             output = linear(casts, layer.out_of_state, prefixes.to(casts.dtype))
             if features is None:
                 output = lookups.added(output, weight, layer.input_residual)
@@ -56,7 +58,7 @@ class FusedScanLM:
             features = features + output if number and features is not None else output
         assert features is not None
         read: Tensor = model.output_dropout(features)
-        return read.unflatten(0, tokens.shape)
+        return read.view(*tokens.shape, -1)
 
     def _leaves_of_tokens(self, model: "ScanLM", layer: "ScanLayer", casts: Casts, lookups: Lookups) -> Rows:
         weight = model.embedding.weight
@@ -86,4 +88,4 @@ def _hidden(casts: Casts, layer: "ScanLayer", features: Rows) -> Rows:
 
 def _version(weight: Tensor) -> tuple[int, int]:
     """Changes when the weight does."""
-    return id(weight), 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version

@@ -143,7 +143,7 @@ class ScanLM(LanguageModel):
         self.head = None if config.tied else nn.Linear(config.embed_width, vocab_size, bias=False)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=EMBEDDING_DEVIATION)
-        self.fused: "FusedScanLM | None" = None
+        self.fused: FusedScanLM | None = None
         """Computes in the layers' stead, where the model is accelerated."""
 
     def accelerate(self) -> str | None:

@@ -108,6 +108,8 @@ class Plan:
     """Bytes of the index arrays."""
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What users of the plan worked out from it, to be found again as long as the plan is."""
+    derived_nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Bytes of that."""
 
 
 def build_plan(

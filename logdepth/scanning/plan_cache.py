@@ -59,16 +59,28 @@ class PlanCache:
             # Under a mode that makes tensors of its own kind (fake ones, say), the indices are of that kind.
             if key not in self._plans and type(torch.empty(0)) is torch.Tensor:
                 self._plans[key] = plan
-                self.num_bytes += plan.nbytes + PLAN_OVERHEAD_BYTES
+                self.num_bytes += _bytes_of(plan)
             while self.num_bytes > self.max_bytes and len(self._plans) > 1:
                 _, oldest = self._plans.popitem(last=False)
-                self.num_bytes -= oldest.nbytes + PLAN_OVERHEAD_BYTES
+                self.num_bytes -= _bytes_of(oldest)
         return plan
+
+    def keep_with(self, plan: Plan, name: str, thing: object, *, nbytes: int) -> None:
+        """Keeps what was worked out from a plan for as long as the plan, and counts its bytes."""
+        with self._lock:
+            plan.derived[name] = thing
+            plan.derived_nbytes[name] = nbytes
+            if any(one is plan for one in self._plans.values()):
+                self.num_bytes += nbytes
 
     def clear(self) -> None:
         with self._lock:
             self._plans.clear()
             self.num_bytes = 0
+
+
+def _bytes_of(plan: Plan) -> int:
+    return PLAN_OVERHEAD_BYTES + plan.nbytes + sum(plan.derived_nbytes.values())
 
 
 PLANS = PlanCache(MAX_CACHE_BYTES)

@@ -119,8 +119,7 @@ def _sweep_of(
     if isinstance(operator, OwnSweep):
         check_width(operator, elements)
         return partial(operator.sweep, checkpoint=checkpoint and torch.is_grad_enabled())
-    pair = checked_pair(operator, elements, checkpoint)
-    return lambda plan, flat, *stored: sweep(plan, pair, flat, *stored, flat.narrow(0, 0, 0))
+    return partial(sweep, checked_pair(operator, elements, checkpoint))
 
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:

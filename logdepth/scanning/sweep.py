@@ -34,19 +34,10 @@ class Swept(NamedTuple):
     prefixes: list[Blocks]
 
 
-def sweep(
-    plan: Plan,
-    operator: OperatorPair,
-    elements: Rows,
-    blocks: Blocks,
-    prefixes: Blocks,
-    edges: Blocks,
-    nothing: Rows,
-) -> Swept:
+def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks) -> Swept:
     """Run `plan`.
 
-    `blocks` and `prefixes` are what the old state stores for the plan's levels, `edges` the prefixes above them, and
-    `nothing` is a matrix without rows.
+    `blocks` and `prefixes` are what the old state stores for the plan's levels, `edges` the prefixes above them.
     """
     up, down = operator
     fresh = take(plan.elements, elements)
@@ -55,7 +46,7 @@ def sweep(
         fresh = up(take(level.up_left, blocks, fresh), take(level.up_right, fresh))
         nodes.append(fresh)
 
-    before = nothing
+    before = elements.narrow(0, 0, 0)
     new_blocks: list[Blocks] = []
     new_prefixes: list[Blocks] = []
     for level in reversed(plan.levels[plan.lowest :]):
