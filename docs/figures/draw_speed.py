@@ -35,6 +35,7 @@ FIGURES = {
     "forward": "time a token of a forward pass against context length",
     "training": "time and peak memory of a training step",
     "decoding": "tokens a second and bytes of state in decoding",
+    "curves": "training loss of the same runs, plain and accelerated",
 }
 
 
@@ -290,12 +291,61 @@ SECTIONS: dict[str, Callable[[Report], str]] = {
     "decoding": decoding,
     "startup": startup,
     "rates": rates,
+    "same_results": lambda _: same_results(),
 }
 """What stands at `{{name}}` in the template."""
 
 
+def comparison() -> Report:
+    """What benchmarks/accelerated.py found."""
+    (path,) = (ROOT / "results").glob("accelerated-*.json")
+    found: Report = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def same_results() -> str:
+    found = comparison()
+    rows = [
+        [f"{one['context']:,}", f"{one['plain']:.4f}", f"{one['accelerated']:.4f}", f"{one['ratio']:.6f}"]
+        for one in found["evaluations"]
+    ]
+    ends = [
+        [str(one["seed"]), "accelerated" if one["accelerated"] else "plain", f"{one['seconds']:.1f}"]
+        + [f"{perplexity:.2f}" for _, perplexity in one["valid_perplexity"]]
+        for one in found["runs"]
+    ]
+    steps = [f"after step {step}" for step, _ in found["runs"][0]["valid_perplexity"]]
+    return (
+        f"`python benchmarks/accelerated.py`: `{found['recipe']}` for {found['steps']} steps. Test perplexity of one "
+        "checkpoint (seed 0, trained plain), evaluated both ways:\n\n"
+        + table(["context", "plain", "accelerated", "ratio"], rows)
+        + "\n\nValidation perplexity of the same runs, trained both ways (same weights and batches at the start; "
+        "dropout drops other numbers). Seconds are those of the whole run, validation and compiling included; the "
+        "first accelerated run compiles its kernels:\n\n" + table(["seed", "path", "seconds", *steps], ends)
+    )
+
+
 def drawn(report: Report) -> "dict[str, Figure]":
-    return {"forward": draw_forward(report), "training": draw_training(report), "decoding": draw_decoding(report)}
+    return {
+        "forward": draw_forward(report),
+        "training": draw_training(report),
+        "decoding": draw_decoding(report),
+        "curves": draw_curves(),
+    }
+
+
+@house_style()
+def draw_curves() -> "Figure":
+    figure, (axes,) = new_figure(8, 3.8)
+    for one in comparison()["runs"]:
+        steps, losses = zip(*one["loss"], strict=True)
+        style = {"ls": "-" if one["accelerated"] else ":", "c": COLOURS[one["seed"]]}
+        path = "accelerated" if one["accelerated"] else "plain"
+        axes.plot(steps, losses, label=f"seed {one['seed']}, {path}", **style)
+    axes.set_xlabel("steps")
+    axes.set_ylabel("training loss, nats a token")
+    axes.legend(fontsize=8.5)
+    return figure
 
 
 @house_style()

@@ -1,0 +1,97 @@
+"""Does acceleration change results? The same runs with it and without, and one checkpoint evaluated both ways.
+
+    python benchmarks/accelerated.py --out results/accelerated-<gpu>.json       # minutes on a GPU
+
+Runs of one seed see the same batches from the same weights; dropout drops other numbers, and sums are made in another
+order. What is left between two seeds of the plain path is the noise to compare with.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
+
+from logdepth.atomic import write_json
+from logdepth.evaluate import evaluate
+from logdepth.recipes import recipe
+from logdepth.runs import RunConfig, RunFolder, device_named
+from logdepth.runs.environment import environment
+from logdepth.train import prepared_for, train
+
+
+def trained(config: RunConfig, out: Path) -> dict[str, Any]:
+    """Trains, and returns its curve."""
+    standing = train(config, out)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "seed": config.seed,
+        "accelerated": config.train.accelerate,
+        "seconds": standing.seconds,
+        "loss": [[line["step"], line["loss"]] for line in lines if line["kind"] == "train"],
+        "valid_perplexity": [[line["step"], line["valid_perplexity"]] for line in lines if line["kind"] == "valid"],
+    }
+
+
+def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> list[dict[str, float]]:
+    """Test perplexity of a run's last weights, plain and accelerated."""
+    test = prepared_for(RunFolder(out)).stores["test"]
+    found = []
+    for context in contexts:
+        numbers = {}
+        for accelerated in (False, True):
+            model = RunFolder(out).load("last", device).model
+            if accelerated:
+                model.accelerate()
+            result = evaluate(model, test, context=context, accelerate=accelerated)
+            numbers["accelerated" if accelerated else "plain"] = result.token_perplexity
+        found.append({"context": context, **numbers, "ratio": numbers["accelerated"] / numbers["plain"]})
+        print(found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="wikitext2-ar-grc")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--warmup", type=int, default=100, help="steps in which the learning rate rises")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2976])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    arguments = parser.parse_args()
+    device = device_named(arguments.device)
+    facts = environment(device)
+    del facts["command"]  # it names folders of this machine
+    results: dict[str, Any] = {"environment": facts, "recipe": arguments.recipe, "steps": arguments.steps, "runs": []}
+    base = recipe(arguments.recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(arguments.seeds):
+            for accelerated in (False, True):
+                settings = dataclasses.replace(
+                    base.train,
+                    max_steps=arguments.steps,
+                    evaluate_every=max(1, arguments.steps // 3),
+                    warmup_steps=arguments.warmup,
+                    learning_rate=arguments.learning_rate,
+                    device=str(device),
+                    accelerate=accelerated,
+                )
+                config = dataclasses.replace(base, seed=seed, train=settings)
+                run = trained(config, Path(folder) / f"{seed}-{accelerated}")
+                results["runs"].append(run)
+                print(f"seed {seed}, accelerated {accelerated}: {run['seconds']:.1f} s, {run['valid_perplexity']}")
+        results["evaluations"] = evaluated(Path(folder) / "0-False", tuple(arguments.contexts), device)
+    if arguments.out:
+        write_json(arguments.out, results)
+
+
+if __name__ == "__main__":
+    main()
