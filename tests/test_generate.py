@@ -77,7 +77,8 @@ def test_acceleration_falls_back_and_says_so_once(
     monkeypatch.setattr(type(model), "accelerate", lambda _: "there is nothing to fuse")
     found = texts(model, tokenizer, PROMPTS, config, accelerate=True, say=said.append)
     assert found == texts(model, tokenizer, PROMPTS, config, say=pytest.fail)
-    own = [] if isinstance(model, ScanLM) else ["a Transformer generates token by token without CUDA graphs"]
+    kind = type(model).__name__
+    own = [] if isinstance(model, ScanLM) else [f"a {kind} generates token by token without CUDA graphs"]
     assert said == ["there is nothing to fuse", *own]
 
 

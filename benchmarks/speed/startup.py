@@ -29,9 +29,12 @@ def _first_step(bench: Bench, caches: Path) -> Result:
     if bench.sizes.smoke:
         command.append("--smoke")
     left = max(1.0, bench.deadline - time.monotonic())
-    done = subprocess.run(
-        [*command, "--started", str(time.time())], env=environment, capture_output=True, text=True, timeout=left
-    )
+    try:
+        done = subprocess.run(
+            [*command, "--started", str(time.time())], env=environment, capture_output=True, text=True, timeout=left
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"no first step within the {left:.0f} s that were left") from None
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     result: Result = json.loads(done.stdout.splitlines()[-1])
