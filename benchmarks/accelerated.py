@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
 from logdepth.atomic import write_json
+from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, RunFolder, device_named
@@ -94,4 +95,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

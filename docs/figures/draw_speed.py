@@ -100,8 +100,7 @@ def number(value: float | None) -> str:
 
 def machine(report: Report) -> str:
     facts, clocks = report["machine"], report["clocks"]
-    undone = [f"{name} {part['status']}" for name, part in report["parts"].items() if part["status"] != "done"]
-    undone += [
+    undone = [
         f"{name}: {failed} of {len(part['results'])} measurements failed"
         for name, part in report["parts"].items()
         if (failed := sum("failed" in one for one in part["results"]))
@@ -111,11 +110,10 @@ def machine(report: Report) -> str:
         f"Triton {facts.get('triton', 'none')}, Python {facts['python']}; {report['seconds']:.0f} s in all."
     )
     if clocks["after"]:
-        before, after = (clocks[when] or {} for when in ("before", "after"))
-        text += (
-            f" Driver {after.get('driver_version')}; clock of the processors {before.get('clocks.sm')} before and "
-            f"{after.get('clocks.sm')} after, of at most {after.get('clocks.max.sm')}."
-        )
+        during = [one["clocks"]["clocks.sm"] for one in report["parts"].values() if one.get("clocks")]
+        text += f" Driver {clocks['after'].get('driver_version')}."
+        if during:
+            text += f" Clock of the processors after each part: {', '.join(dict.fromkeys(during))}."
     notes = {
         note: None for part in report["parts"].values() for one in part["results"] for note in one.get("notes", ())
     }
@@ -133,7 +131,7 @@ def summary(report: Report) -> str:
         with_nets = [row for row in shown if not row["model"].startswith(NO_NETS)]
         without = [row for row in shown if row["model"].startswith(NO_NETS)]
         lines.append([what, f"{sign} {number(rows[0]['bar'])}", stretch, _worst(with_nets), _worst(without)])
-    return table(("the worst of each model's ratios", "bar", "stretch", "both nets", "no nets"), lines)
+    return table(("the worst ratio of each model, not recomputing", "bar", "stretch", "both nets", "no nets"), lines)
 
 
 def _worst(rows: list[Result]) -> str:
@@ -298,8 +296,10 @@ SECTIONS: dict[str, Callable[[Report], str]] = {
 
 def comparison() -> Report:
     """What benchmarks/accelerated.py found."""
-    (path,) = (ROOT / "results").glob("accelerated-*.json")
-    found: Report = json.loads(path.read_text(encoding="utf-8"))
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results").glob("accelerated-*.json")]
+    if not reports:
+        sys.exit("no results/accelerated-*.json: run benchmarks/accelerated.py first")
+    found: Report = max(reports, key=lambda report: str(report["environment"]))
     return found
 
 
@@ -339,7 +339,11 @@ def draw_curves() -> "Figure":
     figure, (axes,) = new_figure(8, 3.8)
     for one in comparison()["runs"]:
         steps, losses = zip(*one["loss"], strict=True)
-        style = {"ls": "-" if one["accelerated"] else ":", "c": COLOURS[one["seed"]]}
+        style = {
+            "ls": "-" if one["accelerated"] else "--",
+            "c": COLOURS[2 * one["seed"] + one["accelerated"]],
+            "lw": 1.2,
+        }
         path = "accelerated" if one["accelerated"] else "plain"
         axes.plot(steps, losses, label=f"seed {one['seed']}, {path}", **style)
     axes.set_xlabel("steps")
@@ -360,13 +364,14 @@ def draw_forward(report: Report) -> "Figure":
         floors = [bars.floor_milliseconds(everything, one.get("flops_every_token")) for one in ones]
         if model in OURS and floors and None not in floors:
             heights = [_nanoseconds(one, floor or 0) for one, floor in zip(ones, floors, strict=True)]
-            axes.plot(places, heights, ls=":", c=colour, label="its floor")
+            axes.plot(places, heights, ls=":", c=colour, label=f"floor of {model}, leaves of every token")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens in a row")
     axes.set_ylabel("nanoseconds a token")
+    axes.set_xticks([512, 2976, 8192, 65_536, 1_048_576])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.legend(fontsize=8.5)
     return figure
 
@@ -386,7 +391,7 @@ def draw_training(report: Report) -> "Figure":
             for recompute in (False, True) if model in OURS else (None,):
                 facts = {"model": model, "batch": batch, "context": context, "recompute": recompute}
                 best += filter(None, [bars.fastest(bars.fitting(found, **facts))])
-    names = [f"{one['batch']}×{one['context']:,}, {variant(one)}" for one in best]
+    names = [f"{one['batch']}×{one['context']:,}, {variant({**one, 'loss': None})}" for one in best]
     colours = [STYLES[one["model"]][0] for one in best]
     _bars(times, names, [one["milliseconds"] for one in best], colours, "milliseconds a training step")
     _bars(memory, [""] * len(best), [mebibytes(one) or 0 for one in best], colours, "MiB at the peak")
@@ -397,17 +402,34 @@ def draw_training(report: Report) -> "Figure":
 def draw_decoding(report: Report) -> "Figure":
     figure, (speed, state) = new_figure(10, 3.6, columns=2)
     found = sorted(results(report, "decoding"), key=lambda one: one["batch"])
-    names = [f"{one['batch']} after {places_of(one)}, {one['model']}" for one in found]
+    names = [f"batch {one['batch']} after {places_of(one)}, {one['model']}" for one in found]
     colours = [STYLES[one["model"]][0] for one in found]
-    _bars(speed, names, [one["tokens_per_second"] for one in found], colours, "tokens a second", log=True)
-    _bars(state, [""] * len(found), [one["state_bytes"] for one in found], colours, "bytes of state", log=True)
+    _dots(speed, names, [one["tokens_per_second"] for one in found], colours, "tokens a second")
+    _dots(state, [""] * len(found), [one["state_bytes"] for one in found], colours, "bytes of state")
     return figure
 
 
-def _bars(
-    axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str, *, log: bool = False
-) -> None:
-    axes.barh(range(len(values)), values, color=colours, log=log)
+def _dots(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:
+    """On a logarithmic axis, where the length of a bar would mean nothing."""
+    axes.scatter(values, range(len(values)), c=colours, s=45, zorder=3)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    for place, value in enumerate(values):
+        axes.annotate(f"   {shortened(value)}", (value, place), va="center", fontsize=7.5, color=INK)
+    axes.margins(x=0.25, y=0.1)
+
+
+def shortened(value: float) -> str:
+    for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{sign}"
+    return f"{value:.3g}"
+
+
+def _bars(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:
+    axes.barh(range(len(values)), values, color=colours)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

@@ -59,9 +59,9 @@ def run(arguments: Sequence[str]) -> int:
     )
     live = len(prompts) == 1 and not command.json
     texts = [""] * len(prompts)
-    if live:
-        sys.stdout.write(prompts[0])
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
+        if live and not number:
+            sys.stdout.write(prompts[0])  # with the first piece: what there is to say comes before
         texts[piece.row] += piece.text
         if live:
             sys.stdout.write(piece.text)

@@ -62,9 +62,14 @@ class Decoder:
         """
         if model.training:
             raise ValueError("a Decoder needs a model in eval mode: call model.eval() first")
+        if not isinstance(model, ScanLM) or not isinstance(state, ScanLMState):
+            got = f"{type(model).__name__} and {type(state).__name__}"
+            raise TypeError(f"a Decoder takes a ScanLM and a state of it; got {got}")
         if len(state.layers) != len(model.layers):
             raise ValueError(f"the state has {len(state.layers)} layers, the model {len(model.layers)}")
         first = state.layers[0]
+        if first.width != model.config.width:
+            raise ValueError(f"the state has width {first.width}, the model {model.config.width}")
         self.model, self.device = model, first.device
         self._kind = self.device.type
         on_cuda = self._kind == "cuda"
@@ -97,18 +102,20 @@ class Decoder:
         shape: Together | Apart
         if self._length is not None:
             shape, index_size, recurs = together(self._length), 0, True
-            self._length += 1
         else:
             shape, lists, recurs = next_step(self._each, padded=self._graphs is not None)
             index_size = lists.size
             if index_size:
                 self._index[:index_size].copy_(_on_host(lists, self.device), non_blocking=True)
-            self._each += 1
         compute = partial(self._compute, shape, index_size)
         if self._graphs is not None and recurs:
             self._graphs.run(shape, compute)
         else:
             compute()
+        if self._length is not None:
+            self._length += 1
+        else:
+            self._each += 1
         assert self._logits is not None
         return self._logits if self._kept is None else self._logits.index_select(0, self._kept)
 
@@ -132,6 +139,8 @@ class Decoder:
             self.tokens = self._integers(len(chosen))
 
     def _check(self, tokens: Tensor) -> None:
+        if not isinstance(tokens, Tensor):
+            raise TypeError(f"tokens must be a tensor; got {type(tokens).__name__}")
         if tokens.shape != self.tokens.shape or tokens.dtype != torch.int64:
             got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
             raise ValueError(f"tokens must be int64 of shape ({self.batch},), one a stream; got {got}")

@@ -23,13 +23,11 @@ from logdepth.scanning.sweep import OwnSweep, Swept
 
 def why_not_fused(operator: Operator | OperatorPair, device: torch.device) -> str | None:
     """None where `FusedGRC` can stand for the operator on this device; else the reason."""
-    if not usable_on(device):
-        return f"fused kernels need a CUDA GPU and Triton; this is {device}"
     up, down = operator if isinstance(operator, tuple) else (operator, operator)
     cell = up.operator if isinstance(up, PostMerge) else up
     if not isinstance(cell, GRC) or (down is not up and down is not cell):
         return f"there are fused kernels for GRC alone; this is {type(cell).__name__}"
-    return None
+    return None if usable_on(device) else f"fused kernels need a CUDA GPU and Triton; this is the {device.type}"
 
 
 class FusedGRC(OwnSweep):
@@ -39,7 +37,8 @@ class FusedGRC(OwnSweep):
         up, down = operator if isinstance(operator, tuple) else (operator, operator)
         self.post = up if isinstance(up, PostMerge) else None
         cell = up.operator if isinstance(up, PostMerge) else up
-        assert isinstance(cell, GRC)
+        if not isinstance(cell, GRC):
+            raise TypeError(f"FusedGRC stands for a GRC, alone or with a net after it; got {type(cell).__name__}")
         self.grc = cell
         self.net_on_folds = down is self.post
         self.width = cell.width
@@ -49,6 +48,8 @@ class FusedGRC(OwnSweep):
     def sweep(
         self, plan: Plan, elements: Tensor, blocks: Tensor, prefixes: Tensor, edges: Tensor, checkpoint: bool
     ) -> Swept:
+        if not usable_on(elements.device):
+            raise ValueError(f"fused kernels need a CUDA GPU and Triton; elements are on the {elements.device.type}")
         program = program_of(plan, len(edges), elements.device)
         post, settings = self.post, self._settings(elements, checkpoint)
         weights = (*Cell.of(self.grc), *(() if post is None else Net.of(post)))
