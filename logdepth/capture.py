@@ -164,7 +164,8 @@ class Captured:
     def _say_once(self, why: str) -> None:
         if not self._has_said:
             self._has_said = True
-            name = getattr(self.function, "__name__", type(self.function).__name__).strip("_")
+            function = self.function.func if isinstance(self.function, partial) else self.function
+            name = getattr(function, "__name__", type(function).__name__).strip("_")
             self.say(f"no CUDA graph of {name}: {why}")
 
 

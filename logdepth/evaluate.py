@@ -148,15 +148,16 @@ def evaluate(
     try:
         done = 0
         batch_tokens = min(BATCH_TOKENS, max(1, BATCH_LOGITS // model.vocab_size))
-        for windows in _windows(len(store) - 1, context, stride, batch_tokens):
-            rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
-            with arithmetic(precision, device):
-                losses = _losses(model, nats_of, torch.from_numpy(rows).to(device), separator, batch_tokens)
-            losses = losses[:, windows.counted_from :]
-            nats[windows.counted_from : windows.length] += losses.sum(axis=0)
-            counts[windows.counted_from : windows.length] += len(rows)
-            done += losses.size
-            on_progress(done)
+        with model.weights_held():
+            for windows in _windows(len(store) - 1, context, stride, batch_tokens):
+                rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
+                with arithmetic(precision, device):
+                    losses = _losses(model, nats_of, torch.from_numpy(rows).to(device), separator, batch_tokens)
+                losses = losses[:, windows.counted_from :]
+                nats[windows.counted_from : windows.length] += losses.sum(axis=0)
+                counts[windows.counted_from : windows.length] += len(rows)
+                done += losses.size
+                on_progress(done)
     finally:
         model.train(was_training)
     return _evaluation(info, context, stride, nats, counts)

@@ -151,7 +151,7 @@ def _steps_after(
     model: LanguageModel, state: Any, accelerate: bool, say: Callable[[str], None]
 ) -> Decoder | _ModelSteps:
     if isinstance(model, ScanLM):
-        return Decoder(model, state, graphs=accelerate, say=say)
+        return Decoder(model, state, graphs=accelerate, kernels=accelerate, leaf_table=accelerate, say=say)
     if accelerate:
         say(f"a {type(model).__name__} generates token by token without CUDA graphs")
     return _ModelSteps(model, state)

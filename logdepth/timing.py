@@ -59,26 +59,27 @@ def time_model(
     device = next(model.parameters()).device
     model.train(what == "train")
     generator = torch.Generator().manual_seed(0)
-    for context in contexts:
-        rows = batch_size or max(1, batch_tokens // context)
-        tokens = torch.randint(model.vocab_size, (rows, context + 1), generator=generator).to(device)
-        work = _work(model, tokens, what, precision, accelerate)
-        for _ in range(max(warmups, CAPTURED_AFTER) if accelerate else warmups):
-            work()
-        seconds = [_timed(work, device) for _ in range(repeats)]
-        quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if repeats > 1 else [seconds[0]] * 3
-        median = statistics.median(seconds)
-        yield Timing(
-            context=context,
-            batch_size=rows,
-            milliseconds=1e3 * median,
-            fastest=1e3 * min(seconds),
-            lower_quartile=1e3 * quartiles[0],
-            upper_quartile=1e3 * quartiles[2],
-            repeats=repeats,
-            tokens_per_second=rows * context / median,
-            attention=attention_of(model, precision),
-        )
+    with model.weights_held():
+        for context in contexts:
+            rows = batch_size or max(1, batch_tokens // context)
+            tokens = torch.randint(model.vocab_size, (rows, context + 1), generator=generator).to(device)
+            work = _work(model, tokens, what, precision, accelerate)
+            for _ in range(max(warmups, CAPTURED_AFTER) if accelerate else warmups):
+                work()
+            seconds = [_timed(work, device) for _ in range(repeats)]
+            quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if repeats > 1 else [seconds[0]] * 3
+            median = statistics.median(seconds)
+            yield Timing(
+                context=context,
+                batch_size=rows,
+                milliseconds=1e3 * median,
+                fastest=1e3 * min(seconds),
+                lower_quartile=1e3 * quartiles[0],
+                upper_quartile=1e3 * quartiles[2],
+                repeats=repeats,
+                tokens_per_second=rows * context / median,
+                attention=attention_of(model, precision),
+            )
 
 
 def attention_of(model: LanguageModel, precision: Precision) -> str | None:

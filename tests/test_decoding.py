@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from logdepth.capture import CaptureError
 from logdepth.decoding import Decoder
 from logdepth.decoding.counter import Apart, Together, next_step
 from logdepth.decoding.step_graphs import StepGraphs
@@ -477,17 +478,25 @@ class FakeGraph:
         self.replays += 1
 
 
+class FakeRecorder:
+    """Records whatever does not raise."""
+
+    recording = False
+
+    def record(self, run: Callable[[], tuple[()]]) -> tuple[FakeGraph, tuple[()]]:
+        FakeRecorder.recording = True
+        try:
+            return FakeGraph(), run()
+        except RuntimeError as error:
+            raise CaptureError(str(error)) from None
+        finally:
+            FakeRecorder.recording = False
+
+
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def nothing(*_: object, **__: object) -> Iterator[None]:
-        yield
-
-    for name in ("Stream", "graph_pool_handle", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", nothing)
-    monkeypatch.setattr(torch.cuda, "device", nothing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr("logdepth.decoding.step_graphs.recorder_on", lambda _: FakeRecorder())
 
 
 def test_steps_are_recorded_when_they_come_again(fake_cuda: None) -> None:
@@ -501,24 +510,15 @@ def test_steps_are_recorded_when_they_come_again(fake_cuda: None) -> None:
     assert len(ran) == 4
 
 
-def test_steps_that_cannot_be_recorded_run_as_they_are(fake_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_cannot_be_recorded_run_as_they_are(fake_cuda: None) -> None:
     said: list[str] = []
-    graphs, recording, done = StepGraphs(torch.device("cuda"), said.append), [False], []
-
-    @contextmanager
-    def refusing(*_: object, **__: object) -> Iterator[None]:
-        recording[0] = True
-        try:
-            yield
-        finally:
-            recording[0] = False
+    graphs, done = StepGraphs(torch.device("cuda"), said.append), []
 
     def compute() -> None:
-        if recording[0]:
-            raise RuntimeError("not while recording\nand more")
+        if FakeRecorder.recording:
+            raise RuntimeError("not while recording")
         done.append(1)
 
-    monkeypatch.setattr(torch.cuda, "graph", refusing)
     for times in range(1, 6):
         graphs.run("a", compute)
         assert len(done) == times

@@ -456,8 +456,14 @@ def replace_weight(model: ScanLM) -> None:
     model.embedding.weight = nn.Parameter(model.embedding.weight.detach() + 0.3)
 
 
-@pytest.mark.parametrize("change", [change_in_place, load_others, learn, learn_fused, replace_weight])
-def test_the_table_of_leaves_is_made_anew_when_a_weight_changes(
+def change_behind_its_back(model: ScanLM) -> None:
+    model.embedding.weight.data.mul_(1.5).add_(0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [change_in_place, load_others, learn, learn_fused, replace_weight, change_behind_its_back]
+)
+def test_leaves_are_kept_while_weights_are_held_and_no_longer(
     change: Callable[[ScanLM], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, fused = (one.eval() for one in plain_and_fused())
@@ -476,8 +482,9 @@ def test_the_table_of_leaves_is_made_anew_when_a_weight_changes(
         with torch.no_grad():
             torch.testing.assert_close(fused(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
 
-    logits_agree()
-    logits_agree()
+    with fused.weights_held(), fused.weights_held():  # an evaluation inside another scope
+        logits_agree()
+        logits_agree()
     assert made == 1
     before = plain(tokens)
     change(fused)
@@ -486,17 +493,55 @@ def test_the_table_of_leaves_is_made_anew_when_a_weight_changes(
     made = 0
     logits_agree()
     logits_agree()
-    assert made == 1
+    assert made == 2
+    with fused.weights_held():
+        logits_agree()
 
 
 def test_inference_mode_and_other_modes_do_not_share_a_table_that_breaks() -> None:
     plain, fused = (one.eval() for one in plain_and_fused(CONFIGS["leaf-norm"]))
     tokens, targets = tokens_of(2, 5), tokens_of(2, 5)
-    with torch.inference_mode():
-        torch.testing.assert_close(fused(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
+    with fused.weights_held():
+        with torch.inference_mode():
+            torch.testing.assert_close(fused(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
+        assert_same(learnt(fused, tokens, targets), learnt(plain, tokens, targets))
+
+
+def test_tokens_outside_the_vocabulary_are_not_answered() -> None:
+    _, fused = plain_and_fused(CONFIGS["leaf-norm"])
+    tokens = tokens_of(2, 5)
+    tokens[1, 2] = VOCAB + 3
     with torch.no_grad():
-        torch.testing.assert_close(fused(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
-    assert_same(learnt(fused, tokens, targets), learnt(plain, tokens, targets))
+        logits = fused.eval()(tokens)
+    assert logits[1, 2:].isnan().all()
+    assert logits[0].isfinite().all()
+
+
+def test_nothing_at_all() -> None:
+    plain, fused = (one.eval() for one in plain_and_fused(CONFIGS["leaf-norm"]))
+    for shape in ((2, 0), (0, 3), (0, 0)):
+        tokens = torch.zeros(shape, dtype=torch.int64, device=DEVICE)
+        with torch.no_grad():
+            assert fused(tokens).shape == plain(tokens).shape
+
+
+def test_an_evaluation_draws_no_random_numbers() -> None:
+    _, fused = plain_and_fused()
+    tokens = tokens_of(2, 5)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        fused.eval()(tokens)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_other_operators_that_are_made_from_a_grc_are_not_taken_for_one() -> None:
+    class Other(GRC):
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return super().forward(right, left)
+
+    assert why_not_fused(Other(WIDTH), torch.empty(0, device=DEVICE)) is not None
 
 
 # An accelerated model is a model
@@ -541,10 +586,10 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
 
 def test_pairs_of_different_cells_are_not_fused() -> None:
     one, other = GRC(WIDTH), GRC(WIDTH)
-    assert why_not_fused((one, other), DEVICE) is not None
-    assert why_not_fused((PostMerge(one, WIDTH), other), DEVICE) is not None
-    assert why_not_fused((one, PostMerge(one, WIDTH)), DEVICE) is not None
-    assert why_not_fused((one, one), DEVICE) is None
+    assert why_not_fused((one, other), torch.empty(0, device=DEVICE)) is not None
+    assert why_not_fused((PostMerge(one, WIDTH), other), torch.empty(0, device=DEVICE)) is not None
+    assert why_not_fused((one, PostMerge(one, WIDTH)), torch.empty(0, device=DEVICE)) is not None
+    assert why_not_fused((one, one), torch.empty(0, device=DEVICE)) is None
 
 
 # On a GPU, at sizes that interest

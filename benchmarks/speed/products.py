@@ -42,12 +42,18 @@ def merged_rows(batch: int, length: int) -> tuple[int, int]:
 
 
 def forward_products(
-    config: ScanLMConfig, vocab_size: int, batch: int, length: int, *, each_token: bool = False
+    config: ScanLMConfig,
+    vocab_size: int,
+    batch: int,
+    length: int,
+    *,
+    each_token: bool = False,
+    leaves_kept: bool = False,
 ) -> list[Product]:
     """All products of a forward pass, one for each matrix: calls with the same weights count as one.
 
     Leaves of the first layer depend on the token alone, so that no more of them are needed than the vocabulary has;
-    with `each_token`, they are computed for every token all the same.
+    with `each_token`, they are computed for every token all the same. With `leaves_kept` they are there already.
     """
     with torch.device("meta"):
         model = ScanLM(config, vocab_size)
@@ -55,7 +61,7 @@ def forward_products(
     up, down = merged_rows(batch, length)
     rows: Counter[nn.Linear] = Counter()
     for number, layer in enumerate(model.layers):
-        leaves = tokens if each_token or number else min(tokens, vocab_size)
+        leaves = tokens if each_token or number else 0 if leaves_kept else min(tokens, vocab_size)
         operators = layer.operators()
         upward, downward = operators if isinstance(operators, tuple) else (operators, operators)
         places = {layer.into_state: leaves, layer.embedding_net: leaves, layer.out_of_state: tokens}
@@ -65,7 +71,7 @@ def forward_products(
                 if isinstance(linear, nn.Linear):
                     rows[linear] += count
     head = Product(tokens, config.embed_width, vocab_size)
-    return [*(Product(count, one.in_features, one.out_features) for one, count in rows.items()), head]
+    return [*(Product(count, one.in_features, one.out_features) for one, count in rows.items() if count), head]
 
 
 def total_flops(products: list[Product]) -> int:

@@ -18,6 +18,7 @@ from logdepth.decoding.counter import Apart, Together, next_step, together
 from logdepth.decoding.step_graphs import StepGraphs
 from logdepth.decoding.tables import Tables
 from logdepth.decoding.weights import Weights
+from logdepth.kernels import launched_where
 from logdepth.models import ScanLM
 from logdepth.models.scan_lm import ScanLMState
 from logdepth.scanning.device_index import index_on
@@ -108,10 +109,11 @@ class Decoder:
             if index_size:
                 self._index[:index_size].copy_(_on_host(lists, self.device), non_blocking=True)
         compute = partial(self._compute, shape, index_size)
-        if self._graphs is not None and recurs:
-            self._graphs.run(shape, compute)
-        else:
-            compute()
+        with launched_where(self.tokens):
+            if self._graphs is not None and recurs:
+                self._graphs.run(shape, compute)
+            else:
+                compute()
         if self._length is not None:
             self._length += 1
         else:

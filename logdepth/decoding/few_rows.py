@@ -35,8 +35,7 @@ def fit(layer: ScanLayer, states: torch.dtype) -> bool:
     """Whether there are kernels for a layer with states of this dtype."""
     parts = (layer.operator, layer.out_of_state)
     dtypes = {states, *(weight.dtype for part in parts for weight in part.parameters())}
-    device = layer.out_of_state.weight.device
-    return dtypes.issubset(DTYPES) and why_not_fused(layer.operators(), device) is None
+    return dtypes.issubset(DTYPES) and why_not_fused(layer.operators(), layer.out_of_state.weight) is None
 
 
 class FewRowsLayer:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from logdepth.capture import CaptureError, Replayable, recorder_on
+
 Compute = Callable[[], None]
 
 
@@ -16,9 +18,8 @@ class StepGraphs:
 
     def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
         self.device, self.say = device, say
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.usable = True
-        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[Hashable, Replayable] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -27,7 +28,7 @@ class StepGraphs:
             torch.cuda.synchronize(self.device)  # one may still be running
         self.graphs.clear()
         self.seen: set[Hashable] = set()
-        self.pool = torch.cuda.graph_pool_handle()
+        self.recorder = recorder_on(self.device)
 
     def run(self, key: Hashable, compute: Compute) -> None:
         """The step, once."""
@@ -40,18 +41,14 @@ class StepGraphs:
             compute()
             self.seen.add(key)
 
-    def _recorded(self, key: Hashable, compute: Compute) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
+    def _recorded(self, key: Hashable, compute: Compute) -> Replayable | None:
+        def nothing_to_return() -> tuple[()]:
+            compute()
+            return ()
+
         try:
-            with (
-                torch.cuda.device(self.device),
-                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
-            ):
-                compute()
-        except RuntimeError as error:
+            self.graphs[key], _ = self.recorder.record(nothing_to_return)
+        except CaptureError as error:
             self.usable = False
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self.say(f"decoding goes on without CUDA graphs: a step cannot be recorded ({reason})")
-            return None
-        self.graphs[key] = graph
-        return graph
+            self.say(f"decoding goes on without CUDA graphs: a step cannot be recorded ({error})")
+        return self.graphs.get(key)

@@ -54,7 +54,7 @@ class _Leaves(torch.autograd.Function):
     def forward(
         ctx: Any, lookups: Lookups, eps: float, rate: float, table: Tensor, scale: Tensor, shift: Tensor
     ) -> Tensor:
-        seed = draw_seed(table.device)
+        seed = draw_seed(table.device) if rate > 0 else lookups.tokens  # nobody reads it where nothing is dropped
         out = table.new_empty(len(lookups.tokens), table.shape[1])
         leaves(table, lookups.tokens, scale, shift, out, eps=eps, rate=rate, seed=seed)
         ctx.lookups, ctx.eps, ctx.rate = lookups, eps, rate

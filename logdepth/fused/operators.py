@@ -11,7 +11,7 @@ from logdepth.fused.casts import Casts
 from logdepth.fused.merges import Merges, Traces
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import Cell, Net, Settings
-from logdepth.kernels import usable_on
+from logdepth.kernels import launched_where, usable_on
 from logdepth.kernels.dropout import draw_seed
 from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, PostMerge
@@ -20,14 +20,20 @@ from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-def why_not_fused(operator: Operator | OperatorPair, device: torch.device) -> str | None:
-    """None where `FusedGRC` can stand for the operator on this device; else the reason."""
+
+def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | None:
+    """None where `FusedGRC` can stand for the operator with weights like this one; else the reason."""
     up, down = operator if isinstance(operator, tuple) else (operator, operator)
-    cell = up.operator if isinstance(up, PostMerge) else up
-    if not isinstance(cell, GRC) or (down is not up and down is not cell):
+    cell = up.operator if type(up) is PostMerge else up
+    # What was made from these classes may compute something else.
+    if type(cell) is not GRC or (down is not up and down is not cell):
         return f"there are fused kernels for GRC alone; this is {type(cell).__name__}"
-    return None if usable_on(device) else f"fused kernels need a CUDA GPU and Triton; this is the {device.type}"
+    if weight.dtype not in DTYPES:
+        return f"fused kernels compute in float32 at most; weights are {weight.dtype}"
+    kind = weight.device.type
+    return None if usable_on(weight.device) else f"fused kernels need a CUDA GPU and Triton; this is the {kind}"
 
 
 class FusedGRC(OwnSweep):
@@ -58,9 +64,10 @@ class FusedGRC(OwnSweep):
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-        outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
-            settings, program, learns, low, *inputs
-        )
+        with launched_where(elements):
+            outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
+                settings, program, learns, low, *inputs
+            )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
     def _settings(self, elements: Tensor, recompute: bool) -> Settings:
@@ -98,7 +105,9 @@ class _FusedScan(torch.autograd.Function):
         inputs = (elements, blocks, prefixes, edges)
         states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
         torch.cat([one.to(settings.dtype) for one in inputs], out=states[: program.num_inputs])
-        merges = _merges(settings, program, low, states, draw_seed(elements.device))
+        drops = settings.dropout > 0 or settings.net_dropout > 0
+        seed = draw_seed(elements.device) if drops else program.outputs  # nobody reads it where nothing is dropped
+        merges = _merges(settings, program, low, states, seed)
         traces = None
         if learns and not settings.recompute:
             traces = Traces.empty(states, merges.net, program.num_merges, merges.num_net_merges)

@@ -60,9 +60,8 @@ class Settings(NamedTuple):
 
 
 def matrix_grad(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
-    """leftᵀ · right in float32, added to `total` where there is one. Where one has more rows, its first ones count."""
-    rows = min(len(left), len(right))
-    left, right = left[:rows].t(), right[:rows]
+    """leftᵀ · right in float32, added to `total` where there is one."""
+    left = left.t()
     if left.is_cuda and left.dtype != torch.float32:
         if total is None:
             return torch.mm(left, right, out_dtype=torch.float32)

@@ -6,8 +6,10 @@ imported: slow, and the same arithmetic.
 
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 def usable_on(device: torch.device) -> bool:
@@ -15,3 +17,8 @@ def usable_on(device: torch.device) -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def launched_where(tensor: Tensor) -> AbstractContextManager[object]:
+    """Kernels go to the current GPU: this makes it the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

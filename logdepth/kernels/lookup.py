@@ -4,7 +4,8 @@
     add_looked_up:  x[i] += factor · table[token[i]]
     sum_by_token:   out[v] = factor · Σ x[i] over all i with token[i] = v
 
-The sums run over the rows in the order of their tokens, and of time within a token: the same each time, no atomics.
+A token outside the table gives NaN. The sums run over the rows in the order of their tokens, and of time within a
+token: the same each time, no atomics.
 """
 
 from typing import NamedTuple
@@ -49,7 +50,20 @@ def leaves(
     num_rows, width = out.shape
     tile = tile_of(width)
     _leaves[(triton.cdiv(num_rows, tile[0]),)](
-        table, tokens, scale, shift, out, seed, eps, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
+        table,
+        tokens,
+        scale,
+        shift,
+        out,
+        seed,
+        eps,
+        num_rows,
+        len(table),
+        width,
+        *tile,
+        rate,
+        SITE,
+        num_warps=tile_warps(width),
     )
 
 
@@ -79,6 +93,7 @@ def leaves_backward(
         seed,
         eps,
         num_rows,
+        len(table),
         width,
         *tile,
         rate,
@@ -91,7 +106,7 @@ def leaves_backward(
 def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float) -> None:
     """Adds to `x` `[tokens, width]`."""
     num_rows, width = x.shape
-    _add_looked_up[(num_rows,)](x, table, tokens, factor, width, block_of(width), num_warps=warps_of(width))
+    _add_looked_up[(num_rows,)](x, table, tokens, factor, len(table), width, block_of(width), num_warps=warps_of(width))
 
 
 def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
@@ -116,6 +131,7 @@ def _leaves(
     seed,
     eps,
     num_rows,
+    vocab_size,
     width,
     rows: tl.constexpr,
     block: tl.constexpr,
@@ -126,7 +142,9 @@ def _leaves(
     column = tl.arange(0, block)[None, :]
     inside = (column < width) & (row < num_rows)
     token = tl.load(tokens + row, mask=row < num_rows, other=0)
-    hidden = tl.load(table + token * width + column, mask=inside, other=0.0).to(tl.float32)
+    known = (token >= 0) & (token < vocab_size)
+    hidden = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
+    hidden = tl.where(known, hidden, float("nan"))
     unit, _ = unit_of(hidden, inside, width, eps)
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
@@ -145,6 +163,7 @@ def _leaves_backward(
     seed,
     eps,
     num_rows,
+    vocab_size,
     width,
     rows: tl.constexpr,
     block: tl.constexpr,
@@ -160,7 +179,8 @@ def _leaves_backward(
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         token = tl.load(tokens + row, mask=row < num_rows, other=0)
-        hidden = tl.load(table + token * width + column, mask=inside, other=0.0).to(tl.float32)
+        known = (token >= 0) & (token < vocab_size)
+        hidden = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
         unit, deviation = unit_of(hidden, inside, width, eps)
         place = row * width + column
         outer = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
@@ -176,11 +196,14 @@ def _leaves_backward(
 
 
 @triton.jit
-def _add_looked_up(x, table, tokens, factor, width, block: tl.constexpr):
+def _add_looked_up(x, table, tokens, factor, vocab_size, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
-    more = tl.load(table + tl.load(tokens + row) * width + column, mask=inside, other=0.0).to(tl.float32)
+    token = tl.load(tokens + row)
+    known = (token >= 0) & (token < vocab_size)
+    more = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
+    more = tl.where(known, more, float("nan"))
     values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + row * width + column, values + factor * more, mask=inside)
 

@@ -4,7 +4,8 @@ The leaf of a token depends on nothing but the token, unless embeddings are drop
 computed once for each entry of the vocabulary where there are more tokens than entries, and looked up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +31,23 @@ class FusedScanLM:
     """Stands beside a ScanLM, whose weights it reads."""
 
     def __init__(self) -> None:
-        self._leaf_table: tuple[object, Tensor] | None = None
+        self._holds, self._leaf_table = False, None
+        """Whether weights stay as they are, and the leaves of all tokens that were computed since."""
+
+    _leaf_table: Tensor | None
+
+    @contextmanager
+    def weights_held(self) -> Iterator[None]:
+        outer, self._holds = self._holds, True
+        try:
+            yield
+        finally:
+            self._holds = outer
+            if not outer:
+                self._leaf_table = None
 
     def features(self, model: "ScanLM", tokens: Tokens, prefixes_of: FusedPrefixesOf) -> Tensor:
         """What the head reads; `prefixes_of` makes the states of all prefixes of leaves shaped as the tokens."""
-        if torch.is_grad_enabled() or model.training:
-            self._leaf_table = None  # the weights are about to change, and not every optimizer counts that as a change
         weight = model.embedding.weight
         casts = Casts(model.layers.parameters(), arithmetic_dtype(weight))  # type: ignore[attr-defined]
         lookups = Lookups(tokens, model.vocab_size)
@@ -49,7 +61,7 @@ class FusedScanLM:
                 else _leaves(casts, layer, features)
             )
             fused = FusedGRC(layer.operators(), casts)
-            prefixes = prefixes_of(fused, leaves.view(*tokens.shape, -1)).flatten(0, -2)
+            prefixes = prefixes_of(fused, leaves.view(*tokens.shape, layer.width)).flatten(0, -2)
             output = linear(casts, layer.out_of_state, prefixes.to(casts.dtype))
             if features is None:
                 output = lookups.added(output, weight, layer.input_residual)
@@ -58,19 +70,19 @@ class FusedScanLM:
             features = features + output if number and features is not None else output
         assert features is not None
         read: Tensor = model.output_dropout(features)
-        return read.view(*tokens.shape, -1)
+        return read.view(*tokens.shape, read.shape[-1])
 
     def _leaves_of_tokens(self, model: "ScanLM", layer: "ScanLayer", casts: Casts, lookups: Lookups) -> Rows:
         weight = model.embedding.weight
         if len(lookups.tokens) <= model.vocab_size:
             return _leaves(casts, layer, F.embedding(lookups.tokens, weight))
-        if torch.is_grad_enabled() or model.training:
+        if not self._holds or torch.is_grad_enabled() or model.training:
             return lookups.leaves(_hidden(casts, layer, weight), layer.leaf_norm, layer.leaf_dropout)
-        # Nothing is learnt: the leaves are kept until a weight changes.
-        versions = casts.dtype, *(_version(one) for one in (weight, *layer.parameters()))
-        if self._leaf_table is None or self._leaf_table[0] != versions:
-            self._leaf_table = versions, _leaves(casts, layer, weight)
-        table = self._leaf_table[1]
+        table = self._leaf_table
+        if table is None or table.dtype != casts.dtype:
+            table = _leaves(casts, layer, weight)
+            if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):  # a capture computes nothing
+                self._leaf_table = table
         keep(table)
         return F.embedding(lookups.tokens, table)
 
@@ -83,9 +95,4 @@ def _leaves(casts: Casts, layer: "ScanLayer", features: Rows) -> Rows:
 def _hidden(casts: Casts, layer: "ScanLayer", features: Rows) -> Rows:
     hidden = linear(casts, layer.into_state, normed(casts, layer.norm, features))
     net = layer.embedding_net
-    return net.fused(casts, hidden) if isinstance(net, EmbeddingNet) else hidden
-
-
-def _version(weight: Tensor) -> tuple[int, int]:
-    """Changes when the weight does."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    return net.fused(casts, hidden) if isinstance(net, EmbeddingNet) else net(hidden)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -99,6 +100,13 @@ class LanguageModel(nn.Module, ABC):
         None, or in one line why the model goes on as it is. A model without such kernels has nothing to say.
         """
         return None
+
+    def weights_held(self) -> AbstractContextManager[None]:
+        """A scope in which the weights do not change: what depends on them alone need not be computed in every pass.
+
+        A CUDA graph that is captured inside it is one of these weights.
+        """
+        return nullcontext()
 
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""

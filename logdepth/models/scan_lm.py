@@ -12,6 +12,7 @@ Depth 1 is the paper's. A deeper model feeds y to further such layers, with a re
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from logdepth.kernels import launched_where
 from logdepth.losses import linear_cross_entropy
 from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.models.language_model import LanguageModel, Size
@@ -149,12 +151,15 @@ class ScanLM(LanguageModel):
     def accelerate(self) -> str | None:
         from logdepth.fused import why_not_fused
 
-        reason = why_not_fused(self.layers[0].operators(), self.embedding.weight.device)
+        reason = why_not_fused(self.layers[0].operators(), self.embedding.weight)
         if reason is None:
             from logdepth.models.fused_scan_lm import FusedScanLM
 
             self.fused = FusedScanLM()
         return reason
+
+    def weights_held(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.fused is None else self.fused.weights_held()
 
     def forward(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
@@ -206,7 +211,8 @@ class ScanLM(LanguageModel):
             return prefixes
 
         if self.fused is not None:
-            return self.fused.features(self, tokens, prefixes_of), tuple(after)
+            with launched_where(tokens):
+                return self.fused.features(self, tokens, prefixes_of), tuple(after)
         return self._features_with(tokens, prefixes_of), tuple(after)
 
     def with_prefixes(self, tokens: Tokens, prefixes_of: PrefixesOf) -> Tensor:
@@ -246,6 +252,7 @@ class ScanLayer(nn.Module):
             operator = PostMergeConfig(width=width, dropout=config.post_merge_dropout).build(operator)
         self.operator = operator
         self.post_merge_in_up_sweep_only = config.post_merge == "up"
+        self.width = width
         self.out_of_state = scaled_linear(width, config.embed_width)
         self.input_residual = config.input_residual
 
