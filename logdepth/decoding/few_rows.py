@@ -17,7 +17,7 @@ from logdepth.kernels.gate import gate
 from logdepth.kernels.norm import residual_normed
 from logdepth.models.scan_lm import ScanLayer
 from logdepth.operators import GRC, PostMerge
-from logdepth.operators.activation import ACTIVATIONS
+from logdepth.operators.activation import name_of
 from logdepth.scanning import Operator
 from logdepth.scanning.merge import operator_pair
 from logdepth.shapes import Rows
@@ -74,11 +74,11 @@ class FewRowsGRC:
     def __init__(self, operator: Operator) -> None:
         self.net: Net | None = None
         if isinstance(operator, PostMerge):
-            self.net, self.net_activation = Net.of(operator), _name(operator)
+            self.net, self.net_activation = Net.of(operator), name_of(operator.activation)
             self.net_norm = _norm(operator.norm)
             operator = operator.operator
         assert isinstance(operator, GRC)
-        self.cell, self.activation = Cell.of(operator), _name(operator)
+        self.cell, self.activation = Cell.of(operator), name_of(operator.activation)
         self.norm = _norm(operator.norm)
 
     def __call__(self, left: Rows, right: Rows) -> Rows:
@@ -150,7 +150,3 @@ def _product(x: Rows, weight: Tensor, bias: Tensor) -> Rows:
 
 def _norm(norm: nn.LayerNorm) -> Norm:
     return Norm(norm.weight, norm.bias, norm.eps)
-
-
-def _name(module: GRC | PostMerge) -> Activation:
-    return next(name for name, function in ACTIVATIONS.items() if function is module.activation)

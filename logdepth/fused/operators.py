@@ -15,7 +15,7 @@ from logdepth.kernels import launched_where, usable_on
 from logdepth.kernels.dropout import draw_seed
 from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, PostMerge
-from logdepth.operators.activation import ACTIVATIONS, ActivationName
+from logdepth.operators.activation import name_of
 from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
@@ -58,9 +58,11 @@ class FusedGRC(OwnSweep):
             raise ValueError(f"fused kernels need a CUDA GPU and Triton; elements are on the {elements.device.type}")
         program = program_of(plan, len(edges), elements.device)
         post, settings = self.post, self._settings(elements, checkpoint)
-        weights = (*Cell.of(self.grc), *(() if post is None else Net.of(post)))
+        cell, net = Cell.of(self.grc), () if post is None else Net.of(post)
+        weights = (*cell, *net)
         casts = self.casts or Casts(weights, settings.dtype)
-        low = tuple(casts[weight] if number % 6 < 4 else weight for number, weight in enumerate(weights))
+        # What products read in their dtype; norms read theirs as they are.
+        low = (*(casts[one] for one in cell[:4]), *cell[4:], *(casts[one] for one in net[:4]), *net[4:])
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
@@ -74,10 +76,10 @@ class FusedGRC(OwnSweep):
         post, device = self.post, elements.device.type
         autocast = torch.is_autocast_enabled(device)
         return Settings(
-            activation=_name(self.grc),
+            activation=name_of(self.grc.activation),
             eps=self.grc.norm.eps,
             dropout=_rate(self.grc.dropout),
-            net_activation="silu" if post is None else _name(post),
+            net_activation="silu" if post is None else name_of(post.activation),
             net_eps=0.0 if post is None else post.norm.eps,
             net_dropout=0.0 if post is None else _rate(post.dropout),
             net_on_folds=self.net_on_folds,
@@ -151,7 +153,3 @@ def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states:
 
 def _rate(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
-
-
-def _name(module: GRC | PostMerge) -> ActivationName:
-    return next(name for name, function in ACTIVATIONS.items() if function is module.activation)

@@ -16,3 +16,8 @@ def activation_named(name: ActivationName) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is unknown; choose from {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def name_of(activation: Callable[[Tensor], Tensor]) -> ActivationName:
+    """The name under which a function is listed."""
+    return next(name for name, function in ACTIVATIONS.items() if function is activation)

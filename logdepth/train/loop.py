@@ -168,7 +168,6 @@ class Trainer:
                 f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never gets to "
                 "its peak; lower train.warmup_steps"
             )
-
         for remark in self.remarks:
             self.progress.say(remark)
 
