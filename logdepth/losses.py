@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.kernels import usable_on
+from logdepth.kernels import DTYPES, usable_on
 from logdepth.scanning.uncompiled import outside_compiled_graphs
 
 CHUNK_LOGITS = 2**26
@@ -22,7 +22,6 @@ COLUMN_TILE = 64
 """Rows of logits start this many entries apart, or a multiple: an odd vocabulary would leave them unaligned."""
 IGNORED = -100
 """The target of rows that do not count, as in `torch.nn.functional.cross_entropy`."""
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ def _linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, *, 
 @outside_compiled_graphs
 def _kernel_pays(features: Tensor) -> bool:
     # In Triton's interpreter, on a CPU, it would be slow.
-    return features.device.type == "cuda" and _computed_in(features) in KERNEL_DTYPES and usable_on(features.device)
+    return features.device.type == "cuda" and _computed_in(features) in DTYPES and usable_on(features.device)
 
 
 @outside_compiled_graphs

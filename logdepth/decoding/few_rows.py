@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from logdepth.fused import why_not_fused
 from logdepth.fused.weights import Cell, Net
+from logdepth.kernels import DTYPES
 from logdepth.kernels.activation import Activation, activate
-from logdepth.kernels.few_rows import DTYPES, MOST_ROWS, Norm, linear, mix, settle
+from logdepth.kernels.few_rows import MOST_ROWS, Norm, linear, mix, settle
 from logdepth.kernels.gate import gate
 from logdepth.kernels.norm import residual_normed
 from logdepth.models.scan_lm import ScanLayer

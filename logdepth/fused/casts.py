@@ -29,3 +29,9 @@ class Casts:
         """The copy of a weight, or itself; cut from the graph."""
         weight = weight.detach()
         return self._copies.get(weight.data_ptr(), weight).to(self.dtype)
+
+
+def arithmetic_dtype(operand: Tensor) -> torch.dtype:
+    """Of matrix products with this operand: autocast's, where it is on."""
+    device = operand.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else operand.dtype

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from logdepth.kernels.column_sums import column_sums
-from logdepth.kernels.dropout import draw_seed
+from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, order_of, sum_by_token
 
 
@@ -28,8 +28,7 @@ class Lookups:
         """h + dropout(LN(h)) for the row h of each token, `[tokens, width]`; without a norm, h."""
         if norm is None:
             return _Rows.apply(self, table)  # type: ignore[no-any-return, no-untyped-call]
-        rate = dropout.p if dropout.training else 0.0
-        arguments = (self, norm.eps, rate, table, norm.weight, norm.bias)
+        arguments = (self, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
         return _Leaves.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     def added(self, x: Tensor, table: Tensor, factor: float) -> Tensor:

@@ -4,23 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from logdepth.fused.casts import Casts
+from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.merges import Merges, Traces
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import Cell, Net, Settings
-from logdepth.kernels import launched_where, usable_on
-from logdepth.kernels.dropout import draw_seed
+from logdepth.kernels import DTYPES, launched_where, usable_on
+from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, PostMerge
 from logdepth.operators.activation import name_of
 from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | None:
@@ -73,17 +71,16 @@ class FusedGRC(OwnSweep):
         return Swept(outputs, [new_blocks], [new_prefixes])
 
     def _settings(self, elements: Tensor, recompute: bool) -> Settings:
-        post, device = self.post, elements.device.type
-        autocast = torch.is_autocast_enabled(device)
+        post = self.post
         return Settings(
             activation=name_of(self.grc.activation),
             eps=self.grc.norm.eps,
-            dropout=_rate(self.grc.dropout),
+            dropout=rate_of(self.grc.dropout),
             net_activation="silu" if post is None else name_of(post.activation),
             net_eps=0.0 if post is None else post.norm.eps,
-            net_dropout=0.0 if post is None else _rate(post.dropout),
+            net_dropout=0.0 if post is None else rate_of(post.dropout),
             net_on_folds=self.net_on_folds,
-            dtype=torch.get_autocast_dtype(device) if autocast else elements.dtype,
+            dtype=arithmetic_dtype(elements),
             recompute=recompute,
         )
 
@@ -149,7 +146,3 @@ class _FusedScan(torch.autograd.Function):
 
 def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:
     return Merges(settings, program, Cell(*low[:6]), Net(*low[6:]) if low[6:] else None, states, seed)
-
-
-def _rate(dropout: nn.Dropout) -> float:
-    return dropout.p if dropout.training else 0.0

@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""That kernels read and write; they compute in float32."""
+
 
 def usable_on(device: torch.device) -> bool:
     """Whether kernels can run on tensors of this device."""

@@ -7,12 +7,17 @@ again after the same `torch.manual_seed`.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def draw_seed(device: torch.device) -> Tensor:
     """A seed for every place that drops numbers in one pass."""
     return torch.randint(2**31, (1,), device=device, dtype=torch.int64)
+
+
+def rate_of(dropout: nn.Dropout) -> float:
+    """What it drops as it stands: nothing but in training."""
+    return dropout.p if dropout.training else 0.0
 
 
 @triton.jit

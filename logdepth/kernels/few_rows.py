@@ -22,7 +22,6 @@ from logdepth.kernels.launch import block_of, warps_of
 
 MOST_ROWS = 64
 """Beyond, the library's matrix products are faster."""
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 ROW_COLUMNS, ROW_STEP, ROW_WARPS = 4, 256, 4
 """For one row: a row of the matrix for each warp, eight numbers of it for each thread at a time."""

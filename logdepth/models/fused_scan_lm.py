@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from logdepth.capture import keep
 from logdepth.fused import FusedGRC
-from logdepth.fused.casts import Casts
+from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.linear_normed import linear, normed
 from logdepth.fused.lookups import Lookups
 from logdepth.models.embedding_net import EmbeddingNet
-from logdepth.models.language_model import arithmetic_dtype
 from logdepth.shapes import Rows, Tokens
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class FusedScanLM:
     """Stands beside a ScanLM, whose weights it reads."""
 
     def __init__(self) -> None:
-        self._holds, self._leaf_table = False, None
-        """Whether weights stay as they are, and the leaves of all tokens that were computed since."""
-
-    _leaf_table: Tensor | None
+        self._holds = False
+        """Whether weights stay as they are."""
+        self._leaf_table: Tensor | None = None
+        """The leaves of all tokens, computed since they do."""
 
     @contextmanager
     def weights_held(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -111,12 +110,6 @@ class LanguageModel(nn.Module, ABC):
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""
         return None
-
-
-def arithmetic_dtype(weight: Tensor) -> torch.dtype:
-    """Of matrix products with this weight: autocast's, where it is on."""
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 def num_parameters(model: nn.Module) -> int:
