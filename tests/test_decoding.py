@@ -559,10 +559,12 @@ def test_graphs_give_the_plain_answers_on_a_gpu(name: str, lengths: list[int], l
                     decoder.select(kept)
         assert len(decoders["graphs"]._graphs.graphs) >= 3
         assert errors["graphs"] <= 4 * errors["plain"] if low else errors["graphs"] < 1e-4
-        for one, other in zip(decoders["graphs"].state().layers, exact.state().layers, strict=True):
-            torch.testing.assert_close(
-                one.prefixes, other.prefixes, rtol=0.5 if low else 1e-3, atol=0.5 if low else 1e-3
-            )
+        states = {
+            which: torch.cat([layer.prefixes for layer in decoder.state().layers])
+            for which, decoder in (*decoders.items(), ("exact", exact))
+        }
+        off = {which: float((states[which] - states["exact"]).norm() / states["exact"].norm()) for which in decoders}
+        assert off["graphs"] <= 2 * off["plain"] if low else off["graphs"] < 1e-3
 
 
 @needs_gpu

@@ -389,14 +389,17 @@ def test_logits_and_steps_are_the_plain_models(config: ScanLMConfig) -> None:
 
 
 def test_low_precision() -> None:
+    """As far from float32 as the plain model is in low precision, or nearer."""
     plain, fused = plain_and_fused()
     tokens, targets = tokens_of(2, 5), tokens_of(2, 5)
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        actual = learnt(fused, tokens, targets)
     expected = learnt(plain, tokens, targets)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
     assert all(one.dtype == torch.float32 for one in actual.gradients)
     torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
-    assert distance(actual.gradients, expected.gradients) < 0.1
+    assert distance(actual.gradients, expected.gradients) < max(
+        0.1, 2 * distance(plain_low.gradients, expected.gradients)
+    )
 
 
 def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -8,6 +8,9 @@ from torch import Tensor
 MOST_COLUMNS_AT_ONCE = 8192
 """Of a row. A longer one is gone through twice in turns; the second time it still lies in the L2 cache."""
 
+LEAST = tl.constexpr(-3.0e38)
+"""Where maxima start: finite, for −inf less −inf would be NaN."""
+
 
 def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, *, with_gradient: bool, ignored: int) -> None:
     """Write each row's nats into `losses`; with the gradient, its softmax less the one-hot target over `logits`.
@@ -22,7 +25,8 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, *, with_grad
     if logits.stride(1) != 1 and vocab > 1:
         raise ValueError(f"the logits of a row must lie side by side, not {logits.stride(1)} apart")
     block = min(triton.next_power_of_2(vocab), MOST_COLUMNS_AT_ONCE)
-    warps = max(1, min(16, block // 256))
+    # A row that is gone through once stays in registers, many numbers a thread; else many threads hide the loads.
+    warps = max(1, block // 2048) if vocab <= block else 16
     with torch.cuda.device_of(logits):  # Triton launches on the current device; no effect on the CPU
         _rows[(rows,)](
             logits, targets, losses, logits.stride(0), ignored, vocab, block, with_gradient, num_warps=warps
@@ -40,22 +44,31 @@ def _rows(
     target_is_there = (target >= 0) & (target < vocab)
     at_target = tl.load(logits + target, mask=target_is_there, other=float("nan")).to(tl.float32)
 
-    # The running maximum starts finite: −inf less −inf would be NaN.
-    largest = -3.0e38
-    total = 0.0
-    for start in range(0, vocab, block):
-        columns = start + tl.arange(0, block)
-        some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
-        larger = tl.maximum(largest, tl.max(some, 0))
-        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(some - larger), 0)
-        largest = larger
-    log_total = largest + tl.log(total)
     kept = target != ignored
-    tl.store(losses + row, tl.where(kept, log_total - at_target, 0.0))
-
-    if with_gradient:
+    if vocab <= block:
+        columns = tl.arange(0, block)
+        some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+        largest = tl.maximum(tl.max(some, 0), LEAST)
+        powers = tl.exp(some - largest)
+        total = tl.sum(powers, 0)
+        tl.store(losses + row, tl.where(kept, largest + tl.log(total) - at_target, 0.0))
+        if with_gradient:
+            gradient = powers / total - tl.where(columns == target, 1.0, 0.0)
+            tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)
+    else:
+        largest = LEAST
+        total = 0.0
         for start in range(0, vocab, block):
             columns = start + tl.arange(0, block)
             some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
-            gradient = tl.exp(some - log_total) - tl.where(columns == target, 1.0, 0.0)
-            tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)
+            larger = tl.maximum(largest, tl.max(some, 0))
+            total = total * tl.exp(largest - larger) + tl.sum(tl.exp(some - larger), 0)
+            largest = larger
+        log_total = largest + tl.log(total)
+        tl.store(losses + row, tl.where(kept, log_total - at_target, 0.0))
+        if with_gradient:
+            for start in range(0, vocab, block):
+                columns = start + tl.arange(0, block)
+                some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+                gradient = tl.exp(some - log_total) - tl.where(columns == target, 1.0, 0.0)
+                tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)

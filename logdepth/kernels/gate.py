@@ -78,16 +78,19 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
     number = program
     while number < num_rows:
         row = tl.cast(number, tl.int64)
-        left_row = tl.load(left + row).to(tl.int64) * width + column
-        right_row = tl.load(right + row).to(tl.int64) * width + column
-        one = tl.load(states + left_row, mask=inside, other=0.0).to(tl.float32)
-        other = tl.load(states + right_row, mask=inside, other=0.0).to(tl.float32)
+        # All loads come before the first sum over a row, which waits for what is under way.
         at = gates + row * 4 * width + column
+        out = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
         one_gate = tl.sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
         other_gate = tl.sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32))
         new_gate = tl.sigmoid(tl.load(at + 2 * width, mask=inside, other=0.0).to(tl.float32))
         new = tl.load(at + 3 * width, mask=inside, other=0.0).to(tl.float32)
-        out = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        left_row = tl.load(left + row).to(tl.int64) * width + column
+        right_row = tl.load(right + row).to(tl.int64) * width + column
+        one = tl.load(states + left_row, mask=inside, other=0.0).to(tl.float32)
+        other = tl.load(states + right_row, mask=inside, other=0.0).to(tl.float32)
+        one_grad = tl.load(grads + left_row, mask=inside, other=0.0).to(tl.float32)
+        other_grad = tl.load(grads + right_row, mask=inside, other=0.0).to(tl.float32)
 
         mixed = one_gate * one + other_gate * other + new_gate * new
         centred = tl.where(inside, mixed - tl.sum(mixed, axis=0) / width, 0.0)
@@ -112,10 +115,8 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
         new_gate_sum += new_gate_grad
         new_sum += new_grad
 
-        one_grad = tl.load(grads + left_row, mask=inside, other=0.0).to(tl.float32) + mixed_grad * one_gate
-        other_grad = tl.load(grads + right_row, mask=inside, other=0.0).to(tl.float32) + mixed_grad * other_gate
-        tl.store(grads + left_row, one_grad, mask=inside)
-        tl.store(grads + right_row, other_grad, mask=inside)
+        tl.store(grads + left_row, one_grad + mixed_grad * one_gate, mask=inside)
+        tl.store(grads + right_row, other_grad + mixed_grad * other_gate, mask=inside)
         number += tl.num_programs(0)
     sums_at = sums + program * 6 * width + column
     tl.store(sums_at, tl.load(sums_at, mask=inside, other=0.0) + one_gate_sum, mask=inside)

@@ -189,12 +189,13 @@ def _normed_backward(
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
-        unit, deviation = unit_of(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), inside, width, eps)
+        # All loads come before the first sum over a row, which waits for what is under way.
+        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        more = tl.load(skip + place, mask=inside, other=0.0).to(tl.float32) if has_skip and silu else 0.0
+        unit, deviation = unit_of(values, inside, width, eps)
         if silu:
-            value = unit * by + plus
-            if has_skip:
-                value += tl.load(skip + place, mask=inside, other=0.0).to(tl.float32)
+            value = unit * by + plus + more
             out = out * slope(value, "silu")
         if has_skip:
             tl.store(skip_grad + place, out, mask=inside)
