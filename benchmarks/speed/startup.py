@@ -1,4 +1,4 @@
-"""Part: from the start of a process to the end of its first training step, with empty caches and with full ones.
+"""Part: from the start of a process to the end of its first training step, with empty caches of compiled kernels.
 
 The process is `first_step.py`: the real training loop on the recipe, everything switched on.
 """
@@ -19,8 +19,7 @@ CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 def measure(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as caches:
-        for state in ("empty",) if bench.sizes.smoke else ("empty", "full"):
-            bench.attempt(partial(_first_step, bench, Path(caches)), caches=state)
+        bench.attempt(partial(_first_step, bench, Path(caches)), caches="empty")
 
 
 def _first_step(bench: Bench, caches: Path) -> Result:
