@@ -1,7 +1,7 @@
 """Speed on one GPU: forward, training and decoding, beside Transformers and a measured floor, all in one run.
 
     python benchmarks/gpu.py                        # everything; under 6 minutes on an H200; results/speed-<gpu>.json
-    python benchmarks/gpu.py --parts rates,forward  # some of it
+    python benchmarks/gpu.py --parts rates,forward  # some of it; what the file has of other parts stays
     python benchmarks/gpu.py --smoke                # tiny, on the CPU, to see that it runs; the numbers mean nothing
 
 Each part runs in a process of its own, within its own seconds; one that fails or takes too long is recorded as such,
@@ -68,15 +68,18 @@ def main() -> None:
     for name in names:
         if name not in PARTS:
             sys.exit(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
-    report = _new_report(device, arguments.smoke)
     out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{_gpu()}.json")
+    report = _new_report(device, arguments.smoke)
+    if out is not None and out.exists() and set(names) != set(PARTS):
+        report = _gone_on_with(out, report)
+    before = report["seconds"]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder):
         for name in names:
             print(f"{name}:", flush=True)
             seconds = min(PARTS[name].seconds, ALL_SECONDS - (time.monotonic() - started))
             report["parts"][name] = _in_own_process(name, Path(folder), max(seconds, 0.0), arguments.smoke)
-            report["seconds"] = round(time.monotonic() - started, 1)
+            report["seconds"] = round(before + time.monotonic() - started, 1)
             report["clocks"]["after"] = _clocks()
             measured = {part: done["results"] for part, done in report["parts"].items()}
             report["floor_flops_per_second"] = bars.best_rate(measured)
@@ -138,6 +141,8 @@ def _in_own_process(name: str, folder: Path, seconds: float, smoke: bool) -> dic
 @contextlib.contextmanager
 def _compile_caches(folder: str) -> Iterator[None]:
     """Compiled code of this run alone, shared by its parts; compiled on all cores."""
+    if not (Path(torch.__file__).parent / "__pycache__").exists():  # else every part would compile torch's Python again
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(16, os.cpu_count() or 1))
@@ -160,6 +165,18 @@ def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
         "rows": [],
         "parts": {},
     }
+
+
+def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """The report in a file, to which more parts are added; its ratios need one kind of machine."""
+    report: dict[str, Any] = read_json(file)
+    for fact in ("device", "torch", "triton"):
+        if report["machine"].get(fact) != new["machine"].get(fact):
+            sys.exit(
+                f"{file} was made with {fact} {report['machine'].get(fact)}, this is {new['machine'].get(fact)}: "
+                "run all parts, or choose another --out"
+            )
+    return report
 
 
 def _clocks() -> dict[str, str] | None:
