@@ -195,6 +195,8 @@ class TimingResult:
     precision: str
     environment: dict[str, Any]
     models: tuple[ModelTimings, ...]
+    accelerated: bool = False
+    """Whether fused kernels and CUDA graphs were on."""
     made: str
     """The command."""
 

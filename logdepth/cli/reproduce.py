@@ -38,6 +38,12 @@ class ReproduceCommand:
     """Minutes after which to save and stop, with exit code 3; the same command goes on."""
     config: tuple[Path, ...] = ()
     """JSON files with fields to change, of one recipe as a sweep's best.json, or of all."""
+    accelerate: Switch = False
+    """Train and measure with fused kernels and CUDA graphs, where there are any for the model and the device."""
+    compile: Switch = False
+    """torch.compile, in training."""
+    untimed: Switch = False
+    """Leave out the times: where something else runs on the machine they would mean nothing."""
     out: Path | None = None
     """Folder of the study; by default studies/CORPUS."""
     data_dir: Path | None = None
@@ -51,11 +57,18 @@ def run(arguments: Sequence[str]) -> int:
     if command.budget is not None and not command.budget > 0:
         raise UserError(f"--budget must be above 0 minutes; got {command.budget}")
     out = command.out or Path("studies") / command.corpus
-    study = study_of(command.corpus, command.models, command.seeds, command.config)
+    study = study_of(
+        command.corpus,
+        command.models,
+        command.seeds,
+        command.config,
+        accelerate=command.accelerate,
+        compiled=command.compile,
+    )
     if not can_draw():
         print(f"without matplotlib there will be tables only; `logdepth report {out}` draws later", file=sys.stderr)
     try:
-        finished, failed = work_on(study, out, command.data_dir, command.budget)
+        finished, failed = work_on(study, out, command.data_dir, command.budget, timed=not command.untimed)
     except Interrupted as stopped:
         print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
         return stopped.exit_code

@@ -199,12 +199,13 @@ def _times(result: TimingResult, number: int) -> Table:
     attention = [
         f"{title_of(model.row)}: {model.timings[0].attention}" for model in result.models if model.timings[0].attention
     ]
+    how = "fused kernels and CUDA graphs" if result.accelerated else "operators and layers not compiled"
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
         title=f"Microseconds a token by context length, {result.what} pass on {device}",
         note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
-        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, operators and layers not "
-        f"compiled. Attention: {'; '.join(attention) or 'none'}.",
+        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how}. "
+        f"Attention: {'; '.join(attention) or 'none'}.",
         heads=("context", "batch", *(title_of(model.row) for model in result.models)),
         rows=tuple(rows),
     )

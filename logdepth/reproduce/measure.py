@@ -49,8 +49,11 @@ def measure_run(
 ) -> RunResult:
     """Evaluates the best weights at all lengths and lets them write; `on_progress` is told the share done."""
     loaded = folder.load("best", device)
+    accelerate = loaded.config.train.accelerate and device.type == "cuda"
+    if accelerate:
+        loaded.model.accelerate()  # why it may not is said in training
     with repeatable(device, loaded.config.train.deterministic):
-        evaluations = _evaluations(study, loaded, prepared, on_progress)
+        evaluations = _evaluations(study, loaded, prepared, accelerate, on_progress)
         samples = _samples(loaded, study.prompt)
     assert standing.best_step is not None
     assert standing.finished is not None
@@ -89,6 +92,10 @@ def measure_times(
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
+    accelerated = accelerates(study, rows, device)
+    if accelerated:
+        for model in models:
+            model.accelerate()
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
@@ -99,6 +106,7 @@ def measure_times(
                 study.time_contexts,
                 batch_tokens=tokens,
                 precision=precision,
+                accelerate=accelerated,
                 repeats=TIME_REPEATS,
                 warmups=TIME_WARMUPS,
             )
@@ -115,6 +123,7 @@ def measure_times(
         what="forward",
         precision=precision,
         environment=_without_command(environment(device)),
+        accelerated=accelerated,
         models=tuple(
             ModelTimings(
                 recipe=study.recipe(row),
@@ -126,6 +135,11 @@ def measure_times(
         ),
         made=command(),
     )
+
+
+def accelerates(study: Study, rows: Sequence[str], device: torch.device) -> bool:
+    """Whether these models are timed with fused kernels and CUDA graphs: all of them, or none."""
+    return device.type == "cuda" and all(study.rows[row].train.accelerate for row in rows)
 
 
 def name_of_machine(device: torch.device) -> str:
@@ -141,7 +155,7 @@ def command() -> str:
 
 
 def _evaluations(
-    study: Study, loaded: LoadedRun, prepared: Prepared, on_progress: Callable[[float], None]
+    study: Study, loaded: LoadedRun, prepared: Prepared, accelerate: bool, on_progress: Callable[[float], None]
 ) -> list[Evaluation]:
     train, test = loaded.config.train, prepared.stores["test"]
     found = []
@@ -154,6 +168,7 @@ def _evaluations(
                 context=context,
                 precision=train.precision,
                 reset_at_documents=train.reset_at_documents,
+                accelerate=accelerate,
                 on_progress=lambda tokens, done=done: on_progress(  # type: ignore[misc]
                     done + tokens / len(test) / len(study.contexts)
                 ),

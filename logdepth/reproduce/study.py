@@ -47,9 +47,18 @@ class Study:
 
 
 def study_of(
-    corpus: str, models: Sequence[str] = (), seeds: Sequence[int] = (), overrides: Sequence[Path] = ()
+    corpus: str,
+    models: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    overrides: Sequence[Path] = (),
+    *,
+    accelerate: bool = False,
+    compiled: bool = False,
 ) -> Study:
-    """The study of a corpus: all its models and seeds, or some of them; override files change configs."""
+    """The study of a corpus: all its models and seeds, or some of them; override files change configs.
+
+    `accelerate` and `compiled` are `TrainConfig`'s, for all models.
+    """
     if corpus not in CORPORA:
         raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
     rows = {row: recipe(f"{corpus}-{row}") for row in rows_of(corpus)}
@@ -59,6 +68,9 @@ def study_of(
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
     rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, overrides).items()}
+    faster = {"accelerate": True} if accelerate else {}
+    faster |= {"compile": True} if compiled else {}
+    rows = {row: replace(config, train=replace(config.train, **faster)) for row, config in rows.items()}
     if corpus == "text" and not all(config.data.paths for config in rows.values()):
         raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')
     small = corpus == "pydocs"

@@ -18,7 +18,7 @@ from logdepth.data import DataConfig, Prepared
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
-from logdepth.reproduce.measure import measure_run, measure_times, name_of_machine
+from logdepth.reproduce.measure import accelerates, measure_run, measure_times, name_of_machine
 from logdepth.reproduce.study import Study
 from logdepth.results import (
     DataFacts,
@@ -46,7 +46,7 @@ class Progressed(NamedTuple):
     """How a sitting at a study ended."""
 
     finished: bool
-    """Whether all runs that were asked for are done and timed."""
+    """Whether all that was asked for is done."""
     failed: list[str]
     """Runs that cannot be trained, and why."""
 
@@ -55,17 +55,29 @@ class BudgetSpentError(Exception):
     """The minutes given to a study are over; everything is saved."""
 
 
-def work_on(study: Study, out: Path, data_dir: Path | None = None, budget_minutes: float | None = None) -> Progressed:
-    """Does all that is not done yet, until the budget is spent. One process at a time works in a folder."""
-    work = _Work(study, out, data_dir, budget_minutes)
+def work_on(
+    study: Study,
+    out: Path,
+    data_dir: Path | None = None,
+    budget_minutes: float | None = None,
+    *,
+    timed: bool = True,
+) -> Progressed:
+    """Does all that is not done yet, until the budget is spent. One process at a time works in a folder.
+
+    Without `timed`, the models are not timed.
+    """
+    work = _Work(study, out, data_dir, budget_minutes, timed)
     work.prepare()
     with alone(out, f"another process works on {out}; do a part with another --out, and copy its results here"):
         return work.run()
 
 
 class _Work:
-    def __init__(self, study: Study, out: Path, data_dir: Path | None, budget_minutes: float | None) -> None:
-        self.study, self.out, self.data_dir = study, out, data_dir
+    def __init__(
+        self, study: Study, out: Path, data_dir: Path | None, budget_minutes: float | None, timed: bool
+    ) -> None:
+        self.study, self.out, self.data_dir, self.timed = study, out, data_dir, timed
         self.deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
         self.failed: list[str] = []
         first = study.rows[study.models[0]]
@@ -95,7 +107,7 @@ class _Work:
         refuse_other_text(texts, self.out)
 
     def run(self) -> Progressed:
-        must_time = self._must_time()
+        must_time = self.timed and self._must_time()
         shares = self._shares(must_time)
         with Progress(f"{self.study.corpus} study", 100, unit="%", done=100 - sum(shares.values())) as self.progress:
             try:
@@ -184,7 +196,8 @@ class _Work:
         sizes = {model.row: model.parameters for model in timed.models}
         contexts = {tuple(one.context for one in model.timings) for model in timed.models}
         wanted = {row: parameters_of(self.study.rows[row]) for row in self._rows_to_time()}
-        return sizes != wanted or contexts != {self.study.time_contexts}
+        as_now = timed.accelerated == accelerates(self.study, self._rows_to_time(), self.device)
+        return not as_now or sizes != wanted or contexts != {self.study.time_contexts}
 
     def _rows_to_time(self) -> list[str]:
         """Those asked for, and those that were timed before: ratios need one sitting."""
