@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig, num_parameters
+from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig, attention, num_parameters
 from logdepth.models.attention import alibi_slopes, causal_attention, continued_attention
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from tests.small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB
@@ -204,6 +205,24 @@ def test_attention_of_sinusoidal_models_is_causal_softmax() -> None:
         causal_attention(queries, keys, values, None, "sdpa"),
         continued_attention(queries, keys, values, None, positions),
     )
+
+
+def test_compiled_models_make_the_mask_of_flex_attention_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention.flex_attention)
+    attention._causal_mask.cache_clear()
+    model = dataclasses.replace(TRANSFORMER, positions="alibi", attention="flex").build(VOCAB).eval()
+    plain = dataclasses.replace(TRANSFORMER, positions="alibi", attention="sdpa").build(VOCAB).eval()
+    plain.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend="eager")
+    tokens = torch.randint(VOCAB, (2, 9))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*lru_cache")  # a traced mask would be made in every pass
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # here on purpose
+        for _ in range(2):
+            torch.testing.assert_close(compiled(tokens), plain(tokens))
+    assert attention._causal_mask.cache_info().misses == 1
 
 
 def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.capture import keep
+from logdepth.scanning.uncompiled import outside_compiled_graphs
 
 FLEX_COMPILATIONS = 64
 """Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""
@@ -77,6 +78,7 @@ def backend_in_words(backend: str, *, alibi: bool, queries: Tensor) -> str:
     return f"SDPA {kernel}, causal"
 
 
+@outside_compiled_graphs  # which would make the mask anew in every pass, and could not be captured
 def _flex_alibi(queries: Tensor, keys: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
     attention, mask = _compiled_flex(), _causal_mask(queries.shape[2], str(queries.device))
     keep(mask)
