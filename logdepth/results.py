@@ -5,13 +5,14 @@ All but `made` is the same whenever and however often interrupted a run is made 
 """
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from logdepth.atomic import read_json, write_json
+from logdepth.atomic import read_json, write_text
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared
 from logdepth.errors import UserError
@@ -219,8 +220,11 @@ SCHEMAS: dict[str, type[RunResult | TimingResult]] = {"logdepth.run": RunResult,
 
 
 def write_result(path: Path, result: RunResult | TimingResult) -> None:
+    """A line for each field: half the size of JSON with a line for each number, and a diff still says what changed."""
     schema = next(name for name, kind in SCHEMAS.items() if isinstance(result, kind))
-    write_json(path, {"schema": schema, "version": VERSION} | to_dict(result))
+    fields = {"schema": schema, "version": VERSION} | to_dict(result)
+    lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read_result(path: Path) -> RunResult | TimingResult:

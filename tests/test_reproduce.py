@@ -70,7 +70,7 @@ def test_all_models_and_seeds(flags: list[str], tmp_path: Path, capsys: pytest.C
         assert sum(run.positions.tokens) == run.main.tokens == run.data.splits["test"].tokens - 1
         assert run.steps == TRAINING["max_steps"]
         assert [one.step for one in run.valid_curve] == [6, 12, 18, 24, 30]
-        assert min(one.loss for one in run.valid_curve) == run.valid_loss
+        assert min(one.loss for one in run.valid_curve) == pytest.approx(run.valid_loss, abs=1e-6)
         assert run.samples[0].prompt == "The"
         assert "command" not in run.environment
     assert {model.row for model in results.timings[0].models} == set(rows_of("text"))
@@ -338,3 +338,20 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, flags: list[s
     assert process.returncode == 128 + number
     assert "saved. The same command goes on." in errors
     assert "Traceback" not in errors
+
+
+def test_untimed_and_faster_runs_are_the_same(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU there is nothing to accelerate, and the runs say so; no times are taken."""
+    plain, faster = tmp_path / "plain", tmp_path / "faster"
+    arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "--seeds", "0"]
+    assert main([*arguments, "--out", str(plain)]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--out", str(faster), "--accelerate", "--untimed"]) == 0
+    assert "train.accelerate changes nothing on the cpu" in capsys.readouterr().err
+    assert [one.accelerated for one in read_results(plain / "results").timings] == [False]
+    found = read_results(faster / "results")
+    assert found.timings == []
+    assert [run.config.train.accelerate for run in found.runs] == [True]
+    assert [run.test for run in found.runs] == [run.test for run in read_results(plain / "results").runs]

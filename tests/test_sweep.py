@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -23,11 +23,12 @@ from logdepth.cli import main
 from logdepth.config import flattened, override, to_dict
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import RunFolder
+from logdepth.runs import RunConfig, RunFolder
 from logdepth.sweep import Choices, Range, Search, changes, default_specs, parse_space, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
-from logdepth.sweep.watch import TrialWatch
+from logdepth.sweep.study import open_study
+from logdepth.sweep.watch import PLACES, TrialWatch
 from logdepth.train import Standing, Trainer
 from tests.command_line import refused
 from tests.run_folders import measured
@@ -359,6 +360,34 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
     assert not list((out / "trials" / "0000").glob("*.safetensors"))
 
 
+def test_trials_are_compared_at_the_same_place_of_their_schedules(tmp_path: Path) -> None:
+    """A loss that falls to 1 over the schedule, however long that is; `worse` is added to it."""
+    search = Search(recipe="r", config=RunConfig(), space={}, trials=9, out=tmp_path, study="s")
+    study = open_study(search, optuna.storages.InMemoryStorage())
+
+    def lasted(total_steps: int, worse: float = 0.0) -> int:
+        """How many of a trial's steps are done when it ends."""
+        trial = study.ask()
+        watch = TrialWatch(
+            trial, cast("Any", None), RunFolder(tmp_path / str(trial.number)), lambda _: cast("Any", None)
+        )
+        watch.progress(total_steps, 0)
+        try:
+            for step in range(100, total_steps + 1, 100):
+                watch.validated(step, 2.0 - step / total_steps + worse)
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            return step
+        study.tell(trial, 1.0)
+        return total_steps
+
+    for number in range(5):
+        assert lasted(2000, 1e-3 * number) == 2000
+    assert lasted(8000) == 8000  # at step 2,000 it is far behind the others
+    assert lasted(2000, worse=0.1) == 500  # a quarter of the schedule is given to every trial
+    assert lasted(8000, worse=0.1) == 2000
+
+
 def test_a_point_that_cannot_be_trained_is_pruned(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     assert main(flags(corpus, out, "--trials", "4", "--no-prune", "--space", "train.context=16,90000")) == 0
@@ -613,7 +642,8 @@ def test_a_killed_worker_loses_nothing(
         assert killed[trial]["loss"] == expected[trial]["loss"]
         assert measured(out / "trials" / f"000{trial}") == measured(whole / "trials" / f"000{trial}")
     last = trials_of(out)[-1]
-    assert sorted(last.intermediate_values) == list(range(6, 49, 6))  # also those from before the kill
+    # Those from before the kill too.
+    assert sorted(last.intermediate_values) == [PLACES * step // 48 for step in range(6, 49, 6)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

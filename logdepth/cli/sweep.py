@@ -49,7 +49,7 @@ class SweepCommand:
     out: Path | None = None
     """Folder of the sweep; by default sweeps/STUDY."""
     prune: bool = True
-    """Whether trials end early that are worse than the median of the others at the same step."""
+    """Whether trials end early that are worse than the median of the others at the same place of their schedules."""
     grace: float = 60.0
     """Seconds without a sign of life after which the trial of a worker on another machine is taken over."""
     wait: bool = True

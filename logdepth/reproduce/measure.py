@@ -190,7 +190,7 @@ def _samples(loaded: LoadedRun, prompt: str) -> tuple[Sample, ...]:
 
 
 def _curve(metrics: list[dict[str, Any]], kind: str, field: str) -> tuple[CurvePoint, ...]:
-    return tuple(CurvePoint(step=line["step"], loss=line[field]) for line in metrics if line["kind"] == kind)
+    return tuple(CurvePoint(step=line["step"], loss=round(line[field], 6)) for line in metrics if line["kind"] == kind)
 
 
 def _without_command(facts: dict[str, Any]) -> dict[str, Any]:

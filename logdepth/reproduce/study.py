@@ -68,9 +68,7 @@ def study_of(
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
     rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, overrides).items()}
-    faster = {"accelerate": True} if accelerate else {}
-    faster |= {"compile": True} if compiled else {}
-    rows = {row: replace(config, train=replace(config.train, **faster)) for row, config in rows.items()}
+    rows = {row: _faster(config, accelerate, compiled) for row, config in rows.items()}
     if corpus == "text" and not all(config.data.paths for config in rows.values()):
         raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')
     small = corpus == "pydocs"
@@ -85,6 +83,12 @@ def study_of(
         time_tokens=SMALL_TIME_TOKENS if small else TIME_TOKENS,
         prompt=PROMPTS.get(corpus, "The"),
     )
+
+
+def _faster(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
+    train = config.train
+    train = replace(train, accelerate=train.accelerate or accelerate, compile=train.compile or compiled)
+    return replace(config, train=train)
 
 
 def _overridden(corpus: str, rows: dict[str, RunConfig], overrides: Sequence[Path]) -> dict[str, RunConfig]:

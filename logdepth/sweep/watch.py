@@ -19,6 +19,11 @@ class QuietPart(Part):
         pass
 
 
+PLACES = 20
+"""Parts of a schedule after which a trial's loss is reported. Trials are compared at the same place of their schedules:
+at the same step, one whose learning rate falls sooner would always look better."""
+
+
 class TrialWatch(Watch):
     """Reports validation losses to the study, which may prune; stops where the trial is no longer ours."""
 
@@ -29,6 +34,9 @@ class TrialWatch(Watch):
 
     def progress(self, total_steps: int, _done: int) -> Part:
         self.total_steps = total_steps
+        for line in self.folder.read_metrics():  # what a run that goes on has measured before
+            if line["kind"] == "valid":
+                self._report(line["step"], line["valid_loss"])
         return self.part(total_steps)
 
     def must_stop(self) -> bool:
@@ -36,18 +44,15 @@ class TrialWatch(Watch):
             raise UpdateFinishedTrialError
         return False
 
-    def catch_up(self) -> None:
-        """Reports what a run that goes on has measured before."""
-        for line in self.folder.read_metrics():
-            if line["kind"] == "valid":
-                self._report(line["step"], line["valid_loss"])
-
     def validated(self, step: int, loss: float) -> None:
-        self._report(step, loss)
-        if step < self.total_steps and self.trial.should_prune():
+        if self._report(step, loss) and step < self.total_steps and self.trial.should_prune():
             raise optuna.TrialPruned
 
-    def _report(self, step: int, loss: float) -> None:
-        if step not in self.reported:
-            self.trial.report(loss, step)
-            self.reported.add(step)
+    def _report(self, step: int, loss: float) -> bool:
+        """Whether this loss is the first at its place of the schedule."""
+        place = PLACES * step // self.total_steps
+        if place in self.reported:
+            return False
+        self.trial.report(loss, place)
+        self.reported.add(place)
+        return True

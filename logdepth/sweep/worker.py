@@ -148,7 +148,7 @@ class Worker:
         """Trains a trial, from wherever it stands, and tells the study how it ended."""
         origin = _origin(trial)
         # Every trial has its own seed, so that no two workers ever propose the same.
-        self.study.sampler = _sampler(self.search.config.seed, origin)
+        self.study.sampler = _sampler(self.search.config.seed, origin, self.search.trials)
         values = {name: _suggest(trial, name, one) for name, one in self.search.space.items()}
         if trial.user_attrs.get(DEATHS, 0) >= MOST_DEATHS:
             self._prune(trial, f"given up: {MOST_DEATHS} workers died on it")
@@ -187,7 +187,6 @@ class Worker:
             return train(config, folder.path, self.search.data_dir, watch)
         if decisive(folder.config()) != decisive(config):
             raise UserError(f"{folder.path} holds a run that is not of this study; choose another --out")
-        watch.catch_up()
         return resume(folder.path, self.search.data_dir, watch)
 
     def _prune(self, trial: Trial, reason: str, folder: RunFolder | None = None) -> None:
@@ -300,9 +299,12 @@ def _suggest(trial: Trial, name: str, one: Range | Choices) -> Any:
     return trial.suggest_float(name, one.low, one.high, log=one.log, step=one.step)
 
 
-def _sampler(seed: int, origin: int) -> optuna.samplers.BaseSampler:
+def _sampler(seed: int, origin: int, trials: int) -> optuna.samplers.BaseSampler:
+    """TPE, after a third of the trials at random: four at least, ten at most."""
     own = int(np.random.SeedSequence([seed, origin]).generate_state(1)[0])
-    return optuna.samplers.TPESampler(seed=own, constant_liar=True)  # keeps away from what others are trying
+    at_random = max(4, min(10, trials // 3))
+    # A constant liar keeps away from what others are trying.
+    return optuna.samplers.TPESampler(seed=own, n_startup_trials=at_random, constant_liar=True)
 
 
 def _origin(trial: Trial) -> int:
