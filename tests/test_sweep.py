@@ -68,6 +68,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("train.max_steps=null,10", Choices(values=(None, 10))),
         ("model.tied=true,false", Choices(values=(True, False))),
         ("train.warmup_steps=0,1", Choices(values=(0, 1))),
+        ("model.leaf_dropout+model.output_dropout=0:1e-1", Range(low=0.0, high=0.1)),
     ],
 )
 def test_specs(spec: str, expected: Range | Choices) -> None:
@@ -103,6 +104,9 @@ def test_specs(spec: str, expected: Range | Choices) -> None:
         ("dropout=0:1", "from 0 to below 1"),
         ("data.tokenizer.vocab_size=100,200", "losses on other text or tokens, seeds and machines do not compare"),
         ("seed=1,2", "do not compare"),
+        ("train.warmup_steps+seed=1,2", "do not compare"),
+        ("model.leaf_dropout+model.leaf_dropout=0:0.2", "model.leaf_dropout is searched by"),
+        ("model.leaf_dropout+model.depth=0.1:0.2", "expected int; got 0.1"),
         ("train.threads=1,2", "do not compare"),
     ],
 )
@@ -111,6 +115,11 @@ def test_specs_that_are_refused(spec: str, said: str) -> None:
         parse_space([spec], GRC)
     assert str(error.value).startswith(f"--space {spec}: ")
     assert said in str(error.value)
+
+
+def test_one_value_for_several_fields() -> None:
+    name = "model.leaf_dropout+model.output_dropout"
+    assert changes(GRC, {name: 0.2}) == {"model": {"leaf_dropout": 0.2, "output_dropout": 0.2}}
 
 
 def test_a_field_is_searched_once() -> None:

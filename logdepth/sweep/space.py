@@ -4,6 +4,7 @@ train.learning_rate=1e-4:1e-2:log      a range, on a logarithmic scale
 model.operator.dropout=0:0.4:0.05      a range, in steps
 model.depth=1,2,3                      a choice
 dropout=0:0.4:0.05                     every dropout that the model has, at once
+model.leaf_dropout+model.output_dropout=0:0.4      one value for several fields
 
 The paper searched learning rate, L2 and dropout, and gives no ranges: those of `DEFAULT` are ours.
 """
@@ -70,7 +71,7 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
         try:
             if not equals or not text:
                 raise UserError(FORMS)
-            if name == "seed" or name.startswith("data.") or name in OF_THE_MACHINE:
+            if any(part == "seed" or part.startswith("data.") or part in OF_THE_MACHINE for part in name.split("+")):
                 raise UserError("losses on other text or tokens, seeds and machines do not compare; set it by its flag")
             dimension = _parsed(text)
             space[name] = _as_the_field_has_it(config, name, dimension)
@@ -86,11 +87,12 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
 
 def fields_of(config: RunConfig, name: str) -> list[str]:
     """The fields of a config, dotted, that a name of the space stands for."""
-    if name != DROPOUT:
-        return [name]
-    found = [f"model.{field}" for field in _dropouts(config.model)]
-    if not found:
-        raise UserError("this model has no dropout to search")
+    found = []
+    for part in name.split("+"):
+        dropouts = [f"model.{field}" for field in _dropouts(config.model)] if part == DROPOUT else []
+        if part == DROPOUT and not dropouts:
+            raise UserError("this model has no dropout to search")
+        found += dropouts or [part]
     return found
 
 
