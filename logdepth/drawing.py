@@ -82,6 +82,18 @@ def save(figure: "Figure", path: Path) -> None:
             partial.write_bytes(_drawn(figure, suffix, transparent=False))
 
 
+def save_svg(figure: "Figure", path: Path, source: str) -> None:
+    """The SVG alone; `source`, of what it was drawn, stands in its metadata: see `source_of`."""
+    with replacing(path) as partial:
+        partial.write_bytes(_drawn(figure, "svg", transparent=False, source=source))
+
+
+def source_of(path: Path) -> str | None:
+    """What `save_svg` was told that the figure is drawn from."""
+    found = re.search(r"<dc:source>(.*?)</dc:source>", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return found and html.unescape(found[1])
+
+
 def as_svg(figure: "Figure", name: str, caption: str) -> str:
     """For a page: no background, ink in the colour of the text around it. `name` keeps its ids apart from others'."""
     drawn = _drawn(figure, "svg", transparent=True).decode()
@@ -92,10 +104,10 @@ def as_svg(figure: "Figure", name: str, caption: str) -> str:
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, drawn, count=1)
 
 
-def _drawn(figure: "Figure", suffix: str, *, transparent: bool) -> bytes:
+def _drawn(figure: "Figure", suffix: str, *, transparent: bool, source: str | None = None) -> bytes:
     buffer = io.BytesIO()
     with house_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+        metadata = {"Date": None, "Source": source} if suffix == "svg" else {"Software": None}
         figure.savefig(buffer, format=suffix, dpi=150, transparent=transparent, metadata=metadata)
     return buffer.getvalue()

@@ -1,6 +1,6 @@
 """How far a trained operator is from associative: distances between the two ways to merge three, and other trees."""
 
-from logdepth.associativity.figure import draw
+from logdepth.associativity.figure import draw, drawn
 from logdepth.associativity.outcome import Associativity, InParts, Untrained
 from logdepth.associativity.study import DEFAULT_OFFSETS, longest_context, parts_of, study
 from logdepth.associativity.trees import WithTree, left_fold, scanned, shifted
@@ -18,6 +18,7 @@ __all__ = [
     "WithTree",
     "distances",
     "draw",
+    "drawn",
     "left_fold",
     "longest_context",
     "parts_of",

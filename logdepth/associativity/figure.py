@@ -10,6 +10,7 @@ from logdepth.associativity.triples import LAWS, Law
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 IN_WORDS: dict[Law, str] = {
     "up": "up-sweep's ⊙",
@@ -23,9 +24,13 @@ LEAST_SHOWN = 0.05
 """Percent that the linear scale always spans, on either side."""
 
 
-@drawing.house_style()
 def draw(found: Associativity, path: Path) -> None:
     """`path`.svg and `path`.png."""
+    drawing.save(drawn(found), path)
+
+
+@drawing.house_style()
+def drawn(found: Associativity) -> "Figure":
     figure, axes = drawing.new_figure(4.4 * (1 + found.num_layers), 3.8, columns=1 + found.num_layers)
     for layer, one in enumerate(axes[:-1]):
         _draw_distances(one, found, layer)
@@ -34,7 +39,7 @@ def draw(found: Associativity, path: Path) -> None:
         one.set_ylim(0, top)
     axes[0].legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     _draw_trees(axes[-1], found)
-    drawing.save(figure, path)
+    return figure
 
 
 def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:

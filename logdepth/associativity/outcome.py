@@ -2,11 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from logdepth.associativity.triples import LAWS, Distance
+from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, perplexity
 
 SCHEMA = "logdepth.associativity"
@@ -42,6 +45,18 @@ class InParts(NamedTuple):
             position_tokens=sum((part.position_tokens for part in self.parts[1:]), first.position_tokens),
         )
 
+    @property
+    def losses(self) -> Sequence[float]:
+        return [part.loss for part in self.parts]
+
+
+class Kept(NamedTuple):
+    """What a file keeps of an evaluation in parts: enough for all that is told of it."""
+
+    whole: Evaluation
+    """Without its loss by position."""
+    losses: Sequence[float]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Associativity:
@@ -53,7 +68,23 @@ class Associativity:
     distances: Sequence[Distance]
     untrained: Sequence[Sequence[Distance]]
     """The same, in a freshly initialised model for each seed from 0 on."""
-    trees: dict[str, InParts]
+    trees: Mapping[str, InParts | Kept]
+
+    @classmethod
+    def from_dict(cls, saved: Any, where: str) -> "Associativity":
+        """What `as_dict` wrote; `where` it was read from is for the error where it is something else."""
+        if not isinstance(saved, dict) or (saved.get("schema"), saved.get("version")) != (SCHEMA, VERSION):
+            raise UserError(f"{where} does not hold what `logdepth associativity` writes, version {VERSION}")
+        try:
+            return cls(
+                context=saved["context"],
+                num_windows=saved["windows"],
+                distances=[_distance(one) for one in saved["distances"]],
+                untrained=[[_distance(one) for one in seed] for seed in saved["untrained"]],
+                trees={one["tree"]: _kept(one) for one in saved["trees"]},
+            )
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{where} is damaged or was changed ({error}); make it again") from None
 
     @property
     def num_layers(self) -> int:
@@ -78,10 +109,12 @@ class Associativity:
         return perplexity(self.trees[tree].whole.loss - self.trees[SCAN].whole.loss)
 
     def error_over_scan(self, tree: str) -> float | None:
-        """Standard error of that ratio: the two losses are compared part by part. None where there is one part."""
-        pairs = zip(self.trees[tree].parts, self.trees[SCAN].parts, strict=True)
-        more = [other.loss - scan.loss for other, scan in pairs]
-        return self.over_scan(tree) * statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None
+        """Standard error of that ratio: the two losses are compared part by part. None where there is one part, or a
+        loss without end."""
+        pairs = zip(self.trees[tree].losses, self.trees[SCAN].losses, strict=True)
+        more = [other - scan for other, scan in pairs]
+        told = len(more) > 1 and all(map(math.isfinite, more))
+        return self.over_scan(tree) * statistics.stdev(more) / math.sqrt(len(more)) if told else None
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -100,7 +133,7 @@ class Associativity:
                         "perplexity_over_scan": self.over_scan(tree),
                         "error_over_scan": self.error_over_scan(tree),
                         **found.whole.as_dict(),
-                        "part_losses": [_finite(part.loss) for part in found.parts],
+                        "part_losses": [_finite(loss) for loss in found.losses],
                     }
                 )
                 for tree, found in self.trees.items()
@@ -110,6 +143,27 @@ class Associativity:
     def _beside(self, trained: Distance) -> dict[str, Any] | None:
         untrained = self.over_seeds(trained)
         return None if untrained is None else _jsonable(untrained._asdict())
+
+
+def _distance(saved: dict[str, Any]) -> Distance:
+    numbers = {name: _number(saved[name]) for name in ("distance", "influence", "relative", "cosine")}
+    return Distance(**{name: saved[name] for name in Distance._fields} | numbers)
+
+
+def _kept(saved: dict[str, Any]) -> Kept:
+    names = ("corpus", "split", "context", "stride", "tokens", "words", "bytes", "separator", "unknown")
+    whole = Evaluation(
+        **{name: saved[name] for name in names},
+        nats=_number(saved["nats"]),
+        position_nats=np.zeros(0),
+        position_tokens=np.zeros(0, dtype=np.int64),
+    )
+    return Kept(whole, [_number(loss) for loss in saved["part_losses"]])
+
+
+def _number(saved: float | None) -> float:
+    """What `_finite` made of it; it does not tell infinity from what is no number."""
+    return math.nan if saved is None else saved
 
 
 def _jsonable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,9 @@ class SweepCommand:
     """Trials of the whole study, by all workers together."""
     space: tuple[str, ...] = ()
     """What to search: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER, where NAME is a field
-    such as train.learning_rate, several with + between, or dropout for all that the model has. By default, ranges of ours for what the paper
-    searched: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log dropout=0:0.4:0.05."""
+    such as train.learning_rate, several with + between, or dropout for all that the model has. By default, ranges of
+    ours for what the paper searched: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log
+    dropout=0:0.4:0.05."""
     storage: str | None = None
     """URL of a database, such as postgresql+psycopg2://USER@HOST/NAME or sqlite:///FILE, for workers on several
     machines; by default a journal in the folder of the sweep."""

@@ -1,13 +1,14 @@
 """The tables of a study, from its results. It knows what the numbers mean, not how they are drawn or written."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from logdepth.config import flattened, to_dict
 from logdepth.evaluate import perplexity
 from logdepth.models import ScanLMConfig, TransformerConfig
 from logdepth.operators import OPERATORS
 from logdepth.recipes import RECIPES, parameters_of, recipe, rows_of
-from logdepth.report.paper import PERPLEXITY
+from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Results, RunResult, TimingResult, slug
 
@@ -78,19 +79,21 @@ def _unlike(runs: Sequence[RunResult]) -> list[str]:
     return found
 
 
+def three_units(seeds: Sequence[RunResult]) -> tuple[Spread, Spread, Spread]:
+    """A model's test perplexity a token and a word, and its bits per byte, at the length of training."""
+    main = [run.main for run in seeds]
+    return (
+        Spread.of([one.token_perplexity for one in main]),
+        Spread.of([one.word_perplexity for one in main]),
+        Spread.of([one.bits_per_byte for one in main], 4),
+    )
+
+
 def _perplexity(runs: Sequence[RunResult]) -> Table:
-    paper = _paper(runs)
+    paper = paper_numbers(runs)
     rows: list[tuple[Cell, ...]] = []
     for row, seeds in by_row(runs).items():
-        main = [run.main for run in seeds]
-        cells: tuple[Cell, ...] = (
-            title_of(row),
-            Spread.of([one.token_perplexity for one in main]),
-            Spread.of([one.word_perplexity for one in main]),
-            Spread.of([one.bits_per_byte for one in main], 4),
-            seeds[0].parameters,
-            len(seeds),
-        )
+        cells: tuple[Cell, ...] = (title_of(row), *three_units(seeds), seeds[0].parameters, len(seeds))
         rows.append((*cells, paper.get(row, "–")) if paper else cells)
     heads = ("model", "token perplexity", "word perplexity", "bits per byte", "parameters", "seeds")
     at = " and ".join(f"{one:,}" for one in sorted({run.main.context for run in runs}))
@@ -104,7 +107,7 @@ def _perplexity(runs: Sequence[RunResult]) -> Table:
 
 
 def _operators(runs: Sequence[RunResult]) -> Table:
-    paper = _paper(runs)
+    paper = paper_numbers(runs)
     rows = []
     for row, seeds in by_row(runs).items():
         model = seeds[0].config.model
@@ -235,14 +238,18 @@ def _dropout(run: RunResult) -> str:
     return ", ".join(f"{rate:g}" for rate in sorted(rates)) or "–"
 
 
-def _paper(runs: Sequence[RunResult]) -> dict[str, str]:
+def paper_numbers(runs: Sequence[RunResult]) -> dict[str, str]:
     """The paper's numbers, where the runs are its recipes: beside other sizes or vocabularies they would mislead."""
     numbers = PERPLEXITY.get(runs[0].data.corpus, {})
     for run in runs:
         if run.recipe in RECIPES:
             meant = recipe(run.recipe)
+            data = run.config.data
+            if data.tokenizer.vocab_size in VOCABULARIES.get(data.corpus, ()):
+                tokenizer = replace(meant.data.tokenizer, vocab_size=data.tokenizer.vocab_size)
+                meant = replace(meant, data=replace(meant.data, tokenizer=tokenizer))
             same = (parameters_of(meant), meant.data, meant.train.context)
-            if (run.parameters, run.config.data, run.config.train.context) != same:
+            if (run.parameters, data, run.config.train.context) != same:
                 return {}
     return numbers
 

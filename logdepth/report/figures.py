@@ -1,10 +1,11 @@
 """The figures of a study, from its results."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
+from logdepth.recipes import rows_of
 from logdepth.report.content import by_row, device_of, title_of
 from logdepth.results import Results, RunResult, TimingResult
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POSITION_BINS_PER_OCTAVE = 2
+Model = TypeVar("Model")
 
 
 @house_style()
@@ -41,18 +43,30 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
         figure = _single("Validation loss in training", lambda axes: draw_training(axes, runs))
         found["training"] = "A line for every seed.", figure
     if runs and timings:
-        figure, (left, right) = new_figure(9.6, 4.2, columns=2)
-        draw_contexts(left, runs)
-        draw_times(right, timings[0])
-        left.set_title(f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens")
-        right.set_title(f"forward pass, {device_of(timings[0])}")
-        _legend_below(figure, columns=4)
+        trained = f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens"
+        figure = side_by_side(
+            {
+                trained: lambda axes: draw_contexts(axes, runs),
+                f"forward pass, {device_of(timings[0])}": lambda axes: draw_times(axes, timings[0]),
+            }
+        )
         found["overview"] = "Perplexity and time a token against context length.", figure
     return found
 
 
+@house_style()
+def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
+    """Title → what draws a panel of it; one legend for all."""
+    figure, axes = new_figure(4.8 * len(panels), 4.2, columns=len(panels))
+    for one, (title, draw) in zip(axes, panels.items(), strict=True):
+        draw(one)
+        one.set_title(title)
+    _legend_below(figure, columns=2 * len(panels))
+    return figure
+
+
 def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    for number, (row, seeds) in enumerate(by_row(runs).items()):
+    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
         contexts = sorted({one.context for run in seeds for one in run.test})
         values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
         _line(axes, number, title_of(row), contexts, values)
@@ -64,7 +78,7 @@ def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
 
 
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    for number, (row, seeds) in enumerate(by_row(runs).items()):
+    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
         binned = [dict(_binned(run)) for run in seeds]
         places = sorted(set.intersection(*(set(one) for one in binned)))
         _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
@@ -80,7 +94,7 @@ def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
 
 
 def draw_times(axes: "Axes", result: TimingResult) -> None:
-    for number, model in enumerate(result.models):
+    for number, (_, model) in _numbered({model.row: model for model in result.models}, result.corpus):
         contexts = [one.context for one in model.timings]
         tokens = [one.context * one.batch_size for one in model.timings]
         middle = [1e3 * one.milliseconds / count for one, count in zip(model.timings, tokens, strict=True)]
@@ -97,7 +111,7 @@ def draw_times(axes: "Axes", result: TimingResult) -> None:
 def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for number, (row, seeds) in enumerate(by_row(runs).items()):
+    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
         for place, run in enumerate(seeds):
             steps, losses = [one.step for one in run.valid_curve], [one.loss for one in run.valid_curve]
             label = title_of(row) if not place else None
@@ -117,7 +131,9 @@ def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
 
 def _legend_below(figure: "Figure", columns: int) -> None:
     """Where it hides no data; each model once, however many panels show it."""
-    named = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
+    named = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
 
 
@@ -162,6 +178,13 @@ def _plain_ticks(axes: "Axes") -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.tick_params(which="minor", length=0)
     axes.tick_params(colors=INK)
+
+
+def _numbered(rows: "Mapping[str, Model]", corpus: str) -> "Iterator[tuple[int, tuple[str, Model]]]":
+    """Each model with the number of its colour: the same in all figures of a corpus, whichever models are there."""
+    known = list(rows_of(corpus))
+    places = [*known, *(row for row in rows if row not in known)]
+    return ((places.index(row), (row, model)) for row, model in rows.items())
 
 
 def _colour(number: int) -> str:

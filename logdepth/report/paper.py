@@ -20,3 +20,5 @@ PERPLEXITY: dict[str, dict[str, str]] = {
     },
 }
 """Corpus → row → test perplexity. The paper's WikiText-2 is the raw text, with which `.tokens` cannot be compared."""
+VOCABULARIES: dict[str, tuple[int, ...]] = {"ptb": (1_000, 1_500)}
+"""Where it is not certain which vocabulary the paper used: its text and its parameter counts say different things."""
