@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from logdepth.atomic import read_json, write_text
 from logdepth.config import from_dict, to_dict
-from logdepth.data import Prepared
+from logdepth.data import Prepared, StoreInfo
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation
 from logdepth.runs import RunConfig, decisive
@@ -35,6 +35,18 @@ class SplitFacts:
     documents: int
     sha256: str
 
+    @classmethod
+    def of(cls, info: StoreInfo) -> "SplitFacts":
+        return cls(
+            tokens=info.tokens,
+            unknown=info.unknown,
+            words=info.words,
+            line_ends=info.line_ends,
+            bytes=info.bytes,
+            documents=info.documents,
+            sha256=info.text_sha256,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
@@ -50,25 +62,13 @@ class DataFacts:
     @classmethod
     def of(cls, prepared: Prepared) -> "DataFacts":
         infos = {split: store.info for split, store in prepared.stores.items()}
-        splits: dict[str, SplitFacts] = {
-            split: SplitFacts(
-                tokens=info.tokens,
-                unknown=info.unknown,
-                words=info.words,
-                line_ends=info.line_ends,
-                bytes=info.bytes,
-                documents=info.documents,
-                sha256=info.text_sha256,
-            )
-            for split, info in infos.items()
-        }
         return cls(
             corpus=infos["test"].corpus,
             store=prepared.key,
             tokenizer_hash=infos["test"].tokenizer_hash,
             vocab_size=prepared.tokenizer.vocab_size,
             separator=infos["test"].separator,
-            splits=splits,
+            splits={split: SplitFacts.of(info) for split, info in infos.items()},
         )
 
 
@@ -95,6 +95,16 @@ class Measured:
             word_perplexity=evaluation.word_perplexity,
             bits_per_byte=evaluation.bits_per_byte,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherText:
+    """Text that is not the run's own, in its tokens."""
+
+    name: str
+    text: SplitFacts
+    test: tuple[Measured, ...]
+    """At some context lengths, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +170,7 @@ class RunResult:
     valid_curve: tuple[CurvePoint, ...]
     samples: tuple[Sample, ...]
     made: Made
+    others: tuple[OtherText, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.test:
@@ -255,6 +266,7 @@ def read_results(folder: Path) -> Results:
     timings = {path: result for path, result in files.items() if isinstance(result, TimingResult)}
     refuse_other_text({path.name: run.data for path, run in runs.items()}, folder)
     _refuse_other_configs(runs)
+    _refuse_one_name_for_two_texts(runs)
     corpora = {run.data.corpus for run in runs.values()} or {timing.corpus for timing in timings.values()}
     for path, timing in timings.items():
         if {timing.corpus} != corpora:
@@ -296,6 +308,14 @@ def _refuse_other_configs(runs: Mapping[Path, RunResult]) -> None:
                     f"{path} was made with {name} {mine.get(name)!r}, {first_path.name} with {theirs.get(name)!r}; "
                     "they are not seeds of one model: keep them in two folders"
                 )
+
+
+def _refuse_one_name_for_two_texts(runs: Mapping[Path, RunResult]) -> None:
+    firsts: dict[str, tuple[Path, str]] = {}
+    for path, other in ((path, other) for path, run in runs.items() for other in run.others):
+        first_path, sha256 = firsts.setdefault(other.name, (path, other.text.sha256))
+        if other.text.sha256 != sha256:
+            raise UserError(f"{path} has another text named '{other.name}' than {first_path.name}; measure one again")
 
 
 def slug(text: str) -> str:

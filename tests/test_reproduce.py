@@ -355,3 +355,44 @@ def test_untimed_and_faster_runs_are_the_same(
     assert found.timings == []
     assert [run.config.train.accelerate for run in found.runs] == [True]
     assert [run.test for run in found.runs] == [run.test for run in read_results(plain / "results").runs]
+
+
+def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, elsewhere = tmp_path / "study", write_corpus(tmp_path / "elsewhere", count=160)
+    (elsewhere / "train.txt").unlink()  # nobody trains on it
+    arguments = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--untimed", "--out", str(out)]
+    assert main(["reproduce", *arguments, "--others", f"elsewhere={elsewhere}"]) == 0
+    (run,) = read_results(out / "results").runs
+    (other,) = run.others
+    assert (other.name, other.text.documents) == ("elsewhere", 1)
+    assert [one.context for one in other.test] == [TRAINING["context"], CONTEXTS[-1]]
+    capsys.readouterr()
+    contexts = [str(one.context) for one in other.test]
+    folder = str(out / "runs" / "ar-grc-0")
+    assert main(["evaluate", folder, "--paths", str(elsewhere), "--contexts", *contexts, "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)["results"]
+    assert [one.nats for one in other.test] == [one["nats"] for one in evaluated]
+    table = (out / "tables" / "others.md").read_text()
+    assert f"{other.test[0].token_perplexity:.2f}" in table
+    assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (["nothing"], "--others needs NAME=PATH"),
+        (["=here"], "--others needs NAME=PATH"),
+        (["one=here", "one=there"], "two texts named 'one'"),
+        (["one=nowhere"], "nowhere is not there"),
+        (["one={untested}"], "has no test split"),
+    ],
+)
+def test_other_text_is_refused_before_training(
+    flags: list[str], others: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untested = tmp_path / "untested"
+    write_corpus(untested)
+    (untested / "test.txt").unlink()
+    given = [one.format(untested=untested) for one in others]
+    assert said in error_of(capsys, "text", *flags, "--out", str(tmp_path / "study"), "--others", *given)
+    assert not (tmp_path / "study" / "runs").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logdepth.errors import UserError
-from logdepth.results import read_result, read_results, write_result
+from logdepth.results import OtherText, read_result, read_results, write_result
 from tests.tiny_study import made_up_run, made_up_times
 
 
@@ -106,4 +106,14 @@ def test_times_of_another_corpus_are_refused(tmp_path: Path) -> None:
     write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
     write_result(tmp_path / "timing-a.json", dataclasses.replace(made_up_times("ar-grc"), corpus="wikitext2"))
     with pytest.raises(UserError, match=r"timing-a\.json is of the corpus 'wikitext2', not 'ptb'"):
+        read_results(tmp_path)
+
+
+def test_one_name_stands_for_one_text(tmp_path: Path) -> None:
+    for seed, sha256 in enumerate(("ab" * 32, "cd" * 32)):
+        run = made_up_run(seed=seed)
+        text = dataclasses.replace(run.data.splits["test"], sha256=sha256)
+        other = OtherText(name="pages", text=text, test=run.test)
+        write_result(tmp_path / f"{seed}.json", dataclasses.replace(run, others=(other,)))
+    with pytest.raises(UserError, match=r"1\.json has another text named 'pages' than 0\.json"):
         read_results(tmp_path)

@@ -10,7 +10,7 @@ import tyro
 
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
-from logdepth.data import CORPORA, DataConfig, TokenStore, prepare
+from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
 from logdepth.progress import Progress
@@ -113,6 +113,5 @@ def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:
     name = command.corpus or "text"
     if name not in CORPORA:
         raise UserError(f"there is no corpus '{name}'{did_you_mean(name, CORPORA)}")
-    data = DataConfig(corpus=name, paths=command.paths, tokenizer=loaded.config.data.tokenizer)
-    separated = CORPORA[loaded.config.data.corpus].separated  # a model of one stream never saw a document end
-    return prepare(data, command.data_dir, loaded.tokenizer, separated).stores[command.split]
+    prepared = prepare_other(loaded.config.data, loaded.tokenizer, name, command.paths, command.data_dir)
+    return prepared.stores[command.split]

@@ -38,6 +38,8 @@ class ReproduceCommand:
     """Minutes after which to save and stop, with exit code 3; the same command goes on."""
     config: tuple[Path, ...] = ()
     """JSON files with fields to change, of one recipe as a sweep's best.json, or of all."""
+    others: tuple[str, ...] = ()
+    """Other text, NAME=PATH of a file or folder, on whose test split every run is measured too, in its own tokens."""
     accelerate: Switch = False
     """Train and measure with fused kernels and CUDA graphs, where there are any for the model and the device."""
     compile: Switch = False
@@ -62,6 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         command.models,
         command.seeds,
         command.config,
+        others=command.others,
         accelerate=command.accelerate,
         compiled=command.compile,
     )

@@ -3,7 +3,7 @@
 from logdepth.data.batches import Batches, document_bounds
 from logdepth.data.corpora import CORPORA
 from logdepth.data.passages import SPLITS, Split
-from logdepth.data.prepare import DataConfig, Prepared, is_prepared, open_prepared, prepare
+from logdepth.data.prepare import DataConfig, Prepared, is_prepared, open_prepared, prepare, prepare_other
 from logdepth.data.store import StoreInfo, TokenStore
 from logdepth.data.tokenizer import Tokenizer, TokenizerConfig
 
@@ -22,4 +22,5 @@ __all__ = [
     "is_prepared",
     "open_prepared",
     "prepare",
+    "prepare_other",
 ]

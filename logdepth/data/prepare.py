@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -85,6 +85,14 @@ def prepare(
             _encode(corpus, census, tokenizer, separator, partial)
     edition = checksums_are_known(corpus, census)
     return open_prepared(key)._replace(notes=corpus.notes(), known_edition=edition)
+
+
+def prepare_other(
+    data: DataConfig, tokenizer: Tokenizer, corpus: str, paths: tuple[Path, ...] = (), data_dir: Path | None = None
+) -> Prepared:
+    """Another corpus, or files of text, in the tokens of models that were trained on `data`."""
+    separated = CORPORA[data.corpus].separated  # a model of one stream never saw a document end
+    return prepare(replace(data, corpus=corpus, paths=paths), data_dir, tokenizer, separated)
 
 
 def open_prepared(key: str) -> Prepared:

@@ -10,7 +10,7 @@ from logdepth.operators import OPERATORS
 from logdepth.recipes import RECIPES, parameters_of, recipe, rows_of
 from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
-from logdepth.results import Results, RunResult, TimingResult, slug
+from logdepth.results import Measured, Results, RunResult, TimingResult, slug
 
 SHAPES_NOT_RANKING = "Small models, trained briefly: this shows the shapes of the curves, not a ranking of the models."
 SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
@@ -37,7 +37,7 @@ def tables(results: Results) -> list[Table]:
     found = []
     if results.runs:
         found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
-        found += [_contexts(results.runs)]
+        found += [_contexts(results.runs), _others(results.runs)]
     found += [_times(timing, number) for number, timing in enumerate(results.timings)]
     return [table for table in found if table.rows]
 
@@ -81,11 +81,14 @@ def _unlike(runs: Sequence[RunResult]) -> list[str]:
 
 def three_units(seeds: Sequence[RunResult]) -> tuple[Spread, Spread, Spread]:
     """A model's test perplexity a token and a word, and its bits per byte, at the length of training."""
-    main = [run.main for run in seeds]
+    return _in_three_units([run.main for run in seeds])
+
+
+def _in_three_units(measured: Sequence[Measured]) -> tuple[Spread, Spread, Spread]:
     return (
-        Spread.of([one.token_perplexity for one in main]),
-        Spread.of([one.word_perplexity for one in main]),
-        Spread.of([one.bits_per_byte for one in main], 4),
+        Spread.of([one.token_perplexity for one in measured]),
+        Spread.of([one.word_perplexity for one in measured]),
+        Spread.of([one.bits_per_byte for one in measured], 4),
     )
 
 
@@ -191,6 +194,19 @@ def _contexts(runs: Sequence[RunResult]) -> Table:
         heads=("context", *map(title_of, models)),
         rows=tuple(rows),
     )
+
+
+def _others(runs: Sequence[RunResult]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name in dict.fromkeys(other.name for run in runs for other in run.others):
+        for row, seeds in by_row(runs).items():
+            found = [other for run in seeds for other in run.others if other.name == name]
+            for context in sorted({one.context for other in found for one in other.test}):
+                at = [one for other in found for one in other.test if one.context == context]
+                rows.append((name, title_of(row), context, *_in_three_units(at), len(at)))
+    heads = ("text", "model", "context", "token perplexity", "word perplexity", "bits per byte", "seeds")
+    note = f"{_spread_note(runs)}The same weights on the test split of other text, in their own tokens."
+    return Table(name="others", title="Test perplexity on other text", note=note, heads=heads, rows=tuple(rows))
 
 
 def _times(result: TimingResult, number: int) -> Table:

@@ -4,12 +4,12 @@ import datetime
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from logdepth.data import CORPORA, Prepared
+from logdepth.data import CORPORA, Prepared, TokenStore
 from logdepth.data.cache import key_of
 from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
@@ -21,9 +21,11 @@ from logdepth.results import (
     Made,
     Measured,
     ModelTimings,
+    OtherText,
     PositionLoss,
     RunResult,
     Sample,
+    SplitFacts,
     TimingResult,
     slug,
 )
@@ -44,16 +46,21 @@ def measure_run(
     folder: RunFolder,
     standing: Standing,
     prepared: Prepared,
+    others: Mapping[str, TokenStore],
     device: torch.device,
     on_progress: Callable[[float], None],
 ) -> RunResult:
-    """Evaluates the best weights at all lengths and lets them write; `on_progress` is told the share done."""
+    """Evaluates the best weights at all lengths, on `others` too, and lets them write; tells the share done."""
     loaded = folder.load("best", device)
     accelerate = loaded.config.train.accelerate and device.type == "cuda"
     if accelerate:
         loaded.model.accelerate()  # why it may not is said in training
     with repeatable(device, loaded.config.train.deterministic):
-        evaluations = _evaluations(study, loaded, prepared, accelerate, on_progress)
+        evaluations = _evaluations(loaded, prepared.stores["test"], study.contexts, accelerate, on_progress)
+        ends = sorted({loaded.config.train.context, study.contexts[-1]})
+        elsewhere = {
+            name: _evaluations(loaded, store, ends, accelerate, lambda _: None) for name, store in others.items()
+        }
         samples = _samples(loaded, study.prompt)
     assert standing.best_step is not None
     assert standing.finished is not None
@@ -75,6 +82,10 @@ def measure_run(
         train_curve=_curve(metrics, "train", "loss"),
         valid_curve=_curve(metrics, "valid", "valid_loss"),
         samples=samples,
+        others=tuple(
+            OtherText(name=name, text=SplitFacts.of(others[name].info), test=tuple(map(Measured.of, found)))
+            for name, found in elsewhere.items()
+        ),
         made=Made(
             command=command(),
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -155,12 +166,16 @@ def command() -> str:
 
 
 def _evaluations(
-    study: Study, loaded: LoadedRun, prepared: Prepared, accelerate: bool, on_progress: Callable[[float], None]
+    loaded: LoadedRun,
+    test: TokenStore,
+    contexts: Sequence[int],
+    accelerate: bool,
+    on_progress: Callable[[float], None],
 ) -> list[Evaluation]:
-    train, test = loaded.config.train, prepared.stores["test"]
+    train = loaded.config.train
     found = []
-    for number, context in enumerate(study.contexts):
-        done = number / len(study.contexts)
+    for number, context in enumerate(contexts):
+        done = number / len(contexts)
         found.append(
             evaluate(
                 loaded.model,
@@ -170,7 +185,7 @@ def _evaluations(
                 reset_at_documents=train.reset_at_documents,
                 accelerate=accelerate,
                 on_progress=lambda tokens, done=done: on_progress(  # type: ignore[misc]
-                    done + tokens / len(test) / len(study.contexts)
+                    done + tokens / len(test) / len(contexts)
                 ),
             )
         )

@@ -37,6 +37,8 @@ class Study:
     """Tokens in a batch that is timed, at every length."""
     prompt: str
     """What the samples begin with."""
+    others: Mapping[str, Path]
+    """Name → file or folder of other text, on whose test split runs are measured too."""
 
     def runs(self) -> list[tuple[str, RunConfig]]:
         """All runs, seed by seed, so that an unfinished study has something of every model."""
@@ -52,12 +54,13 @@ def study_of(
     seeds: Sequence[int] = (),
     overrides: Sequence[Path] = (),
     *,
+    others: Sequence[str] = (),
     accelerate: bool = False,
     compiled: bool = False,
 ) -> Study:
     """The study of a corpus: all its models and seeds, or some of them; override files change configs.
 
-    `accelerate` and `compiled` are `TrainConfig`'s, for all models.
+    `others` are NAME=PATH of text to measure on too; `accelerate` and `compiled` are `TrainConfig`'s, for all models.
     """
     if corpus not in CORPORA:
         raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
@@ -82,7 +85,20 @@ def study_of(
         time_contexts=SMALL_TIMES if small else PAPER_CONTEXTS,
         time_tokens=SMALL_TIME_TOKENS if small else TIME_TOKENS,
         prompt=PROMPTS.get(corpus, "The"),
+        others=_named_paths(others),
     )
+
+
+def _named_paths(others: Sequence[str]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for one in others:
+        name, equals, path = one.partition("=")
+        if not equals or not name or not path:
+            raise UserError(f"--others needs NAME=PATH, as openwebtext=pages/test.jsonl; got {one}")
+        if name in found:
+            raise UserError(f"--others has two texts named '{name}'")
+        found[name] = Path(path)
+    return found
 
 
 def _faster(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:

@@ -5,6 +5,7 @@ STUDY/results/RECIPE-SEED.json      written when the run is trained and measured
 STUDY/results/timing-MACHINE.json   all models, timed in one sitting
 """
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from logdepth.atomic import alone, readable_disk_errors
-from logdepth.data import DataConfig, Prepared
+from logdepth.data import DataConfig, Prepared, TokenStore, prepare_other
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
@@ -105,6 +106,18 @@ class _Work:
         if results.is_dir():
             texts = {f"{run.recipe}-{run.config.seed}.json": run.data for run in read_results(results).runs} | texts
         refuse_other_text(texts, self.out)
+        self.others = self._other_texts()
+
+    def _other_texts(self) -> dict[str, TokenStore]:
+        """In the tokens of the runs, which all have the same."""
+        found: dict[str, TokenStore] = {}
+        for (row, config), (name, path) in itertools.product(self.missing[:1], self.study.others.items()):
+            tokenizer = self.prepared[row, config.seed].tokenizer
+            store = prepare_other(config.data, tokenizer, "text", (path,)).stores["test"]
+            if len(store) < 2:
+                raise UserError(f"--others {name}: {path} has no test split; name its file test.…")
+            found[name] = store
+        return found
 
     def run(self) -> Progressed:
         must_time = self.timed and self._must_time()
@@ -145,7 +158,7 @@ class _Work:
         self.progress.update(before + 0.8 * share, label)  # a run that was trained before tells nothing of itself
         part = Part(self.progress, f"{label}, measuring", 1, 0.2 * share)
         prepared = self.prepared[row, config.seed]
-        result = measure_run(self.study, row, folder, standing, prepared, self.device, part.update)
+        result = measure_run(self.study, row, folder, standing, prepared, self.others, self.device, part.update)
         write_result(self._file(row, config), result)
         part.update(1)
         main = result.main
@@ -186,6 +199,8 @@ class _Work:
         _refuse_other_config(result.config, config, file)
         if missing := [context for context in self.study.contexts if result.at(context) is None]:
             raise UserError(f"{file} was not measured at {missing[0]} tokens; remove it to measure that run again")
+        if unknown := self.study.others.keys() - {one.name for one in result.others}:
+            raise UserError(f"{file} was not measured on {min(unknown)}; remove it to measure that run again")
         return True
 
     def _must_time(self) -> bool:
