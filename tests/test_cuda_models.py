@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from logdepth.data import prepare
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
-from logdepth.operators import GRCConfig
+from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.runs import RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.train import Trainer, resume, train
@@ -31,6 +31,7 @@ pytestmark = [
 VOCAB = 50
 MODELS: dict[str, ModelConfig] = {
     "ar-grc": ScanLMConfig(embed_width=64, operator=GRCConfig(width=64, dropout=0.1), depth=2, leaf_dropout=0.1),
+    "ar-mlp-ldru": ScanLMConfig(embed_width=64, operator=MLPLDRUConfig(width=64), leaf_dropout=0.1),
     "alibi": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1),
     "sinusoidal": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1, positions="sinusoidal"),
 }
@@ -191,7 +192,9 @@ def test_accelerated_runs_on_packed_documents_have_no_graph_and_say_so(
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
     if isinstance(config, ScanLMConfig):
-        return dataclasses.replace(config, leaf_dropout=0.0, operator=dataclasses.replace(config.operator, dropout=0.0))
+        operator = config.operator
+        operator = dataclasses.replace(operator, dropout=0.0) if isinstance(operator, GRCConfig) else operator
+        return dataclasses.replace(config, leaf_dropout=0.0, operator=operator)
     return dataclasses.replace(config, dropout=0.0)
 
 

@@ -109,6 +109,19 @@ def test_a_captured_step_is_a_step(corpus: Path, tmp_path: Path, monkeypatch: py
     same_files(tmp_path / "plain", tmp_path / "captured")
 
 
+def test_what_a_scan_model_is_made_of_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, *, dynamic: compiled.append(module))
+    config = dataclasses.replace(SCAN, embedding_net=True, post_merge="up")
+    model = config.build(96)
+    compile_model(model)
+    (layer,) = model.layers
+    assert compiled == [*layer.operators(), layer.embedding_net]
+    compiled.clear()
+    compile_model(dataclasses.replace(config, embedding_net=False).build(96))
+    assert [type(one).__name__ for one in compiled] == ["PostMerge", "GRC"]
+
+
 def test_the_loss_of_a_compiled_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does without `forward`, which is all that a module compiles by itself."""
     model, tokens = SMALL_MODELS["transformer-sinusoidal"].build(13), torch.tensor([[1, 2, 3]])

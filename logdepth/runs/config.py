@@ -57,7 +57,7 @@ class TrainConfig:
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints, besides those at validations."""
     compile: bool = False
-    """torch.compile: the operator of a ScanLM, the whole of a Transformer."""
+    """torch.compile: operator and post-embedding net of a ScanLM, the whole of a Transformer."""
     accelerate: bool = False
     """Fused kernels and CUDA graphs; falls back, and says so, where they do not apply."""
     deterministic: bool = True

@@ -346,13 +346,15 @@ class Trainer:
 
 
 def compile_model(model: LanguageModel) -> None:
-    """Compiles in place, so that the names of weights stay: a ScanLM's operators, or the whole Transformer."""
+    """Compiles in place, so that the names of weights stay: the whole Transformer, or what a ScanLM is made of."""
     if isinstance(model, ScanLM):
         for layer in model.layers:
             operators = layer.operators()
-            for operator in operators if isinstance(operators, tuple) else (operators,):
-                assert isinstance(operator, nn.Module)
-                operator.compile(dynamic=True)
+            parts = [*(operators if isinstance(operators, tuple) else (operators,)), layer.embedding_net]
+            for part in parts:
+                assert isinstance(part, nn.Module)
+                if any(True for _ in part.parameters()):  # there may be no net
+                    part.compile(dynamic=True)
     else:
         model.compile()
         setattr(model, "loss", torch.compile(model.loss))  # noqa: B010  (it does without `forward`)
