@@ -1,0 +1,1 @@
+"""The parts of docs/results.md and of the README's table: a module a subject, all from what `kept` reads."""

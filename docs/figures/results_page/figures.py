@@ -1,0 +1,82 @@
+"""The figures of the page: what each shows and of which data it is, before any of them is drawn."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from logdepth.associativity import drawn as associativity_drawn
+from logdepth.report.content import device_of
+from logdepth.report.figures import draw_contexts, draw_positions, draw_times, draw_training, side_by_side
+from logdepth.results import TimingResult, slug
+from results_page.kept import Kept, label_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Panels = dict[str, Callable[[Axes], None]]
+
+
+class Plan(NamedTuple):
+    """A figure that is to be drawn."""
+
+    caption: str
+    source: str
+    """Names the data, by a hash: a figure of other data is told by it without being drawn again."""
+    draw: "Callable[[], Figure]"
+
+
+def figure_file(name: str) -> str:
+    return f"results-{name}.svg"
+
+
+def figure(kept: Kept, name: str) -> str:
+    """A figure on the page; nothing where there is no such one."""
+    plan = page_plans(kept).get(name)
+    return f"![{plan.caption}](figures/{figure_file(name)})\n\n*{plan.caption}*" if plan else ""
+
+
+def page_plans(kept: Kept) -> dict[str, Plan]:
+    """Name → the figures of the page."""
+    of_studies = [pair for name in kept.studies for pair in _study_plans(kept, name)]
+    return dict([*of_studies, *_associativity_plans(kept)])
+
+
+def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
+    (runs, timings), source, label = kept.studies[name], kept.sources[name], label_of(name)
+    if runs:
+        bands = "; bands: one standard deviation over seeds" if len({run.config.seed for run in runs}) > 1 else ""
+        lengths: Panels = {
+            "Perplexity by context length": partial(draw_contexts, runs=runs),
+            "Loss by position in the window": partial(draw_positions, runs=runs),
+        }
+        training: Panels = {"Validation loss in training": partial(draw_training, runs=runs)}
+        caption = (
+            f"{label}: test perplexity by context length, and loss by position in windows of "
+            f"{runs[0].positions.context:,} tokens. Dashed: the length of training{bands}."
+        )
+        yield f"{name}-lengths", Plan(caption, source, partial(side_by_side, lengths))
+        caption = f"{label}: validation loss in training, a line for every seed."
+        yield f"{name}-training", Plan(caption, source, partial(side_by_side, training))
+    if timings:
+        caption = f"{label}: time a token by context length; every batch has about as many tokens. Bands: quartiles."
+        yield f"{name}-times", Plan(caption, source, partial(side_by_side, time_panels(timings)))
+
+
+def time_panels(timings: Sequence[TimingResult]) -> "Panels":
+    """Numbered from the second on: two sittings may have been on devices of one name."""
+    return {
+        f"Forward pass, {device_of(one)}" + (f" ({number})" if number else ""): partial(draw_times, result=one)
+        for number, one in enumerate(timings)
+    }
+
+
+def associativity_figure(name: str) -> str:
+    return f"associativity-{slug(name)}"
+
+
+def _associativity_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
+    for name, found in kept.associativity.items():
+        caption = f"{name}: distances by size of blocks, and perplexity with other trees."
+        source = kept.sources[f"associativity/{name}"]
+        yield associativity_figure(name), Plan(caption, source, partial(associativity_drawn, found))

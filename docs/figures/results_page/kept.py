@@ -1,0 +1,76 @@
+"""What results/ keeps, read whole: studies, sweeps and studies of associativity; and what studies are called."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from logdepth.associativity import Associativity
+from logdepth.atomic import read_json
+from logdepth.errors import UserError
+from logdepth.results import Results, read_results
+
+STUDIES = {
+    "wikitext2": "WikiText-2, paper's settings",
+    "wikitext2-tuned": "WikiText-2, tuned",
+    "wikitext2-tuned-deep": "WikiText-2, tuned, deeper",
+    "wikitext2-post-merge": "WikiText-2, net on all merges",
+    "ptb": "PTB, V = 1.5k",
+    "ptb-1k": "PTB, V = 1k",
+    "ptb-tuned": "PTB, tuned",
+    "webmix": "webmix",
+}
+"""Folder of results/ → name in tables. A folder NAME-MORE is shown with NAME: each config of a model needs its own."""
+NO_STUDIES = {"demo", "sweeps", "associativity"}
+
+
+class Kept(NamedTuple):
+    """All that results/ holds."""
+
+    studies: dict[str, Results]
+    """In the order of `STUDIES`; those that are not in it last."""
+    sweeps: dict[str, dict[str, Any]]
+    associativity: dict[str, Associativity]
+    sources: dict[str, str]
+    """A study, or a study of associativity → its place in results/, and a hash of what is there."""
+
+
+def read_kept(folder: Path) -> Kept:
+    studies = {path.name: path for path in folder.iterdir() if path.name not in NO_STUDIES and any(path.glob("*.json"))}
+    places = {home: place for place, home in enumerate([*STUDIES, None])}
+    names = sorted(studies, key=lambda name: (places[home_of(name)], name))
+    sweeps, associativity = (sorted((folder / kind).glob("*.json")) for kind in ("sweeps", "associativity"))
+    return Kept(
+        studies={name: read_results(studies[name]) for name in names},
+        sweeps={path.stem: _read_sweep(path) for path in sweeps},
+        associativity={path.stem: Associativity.from_dict(read_json(path), str(path)) for path in associativity},
+        sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
+        | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
+    )
+
+
+def _read_sweep(path: Path) -> dict[str, Any]:
+    saved = read_json(path)
+    if not isinstance(saved, dict) or not {"recipe", "space", "config", "best", "trials"} <= saved.keys():
+        raise UserError(f"{path} is not the sweep.json of a sweep; move it away")
+    return saved
+
+
+def _source(place: str, files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return f"results/{place} {total.hexdigest()}"
+
+
+def home_of(name: str) -> str | None:
+    """The study with which a folder is shown: its own, or the longest that its name goes on from."""
+    return max((study for study in STUDIES if f"{name}-".startswith(f"{study}-")), key=len, default=None)
+
+
+def label_of(name: str) -> str:
+    """A folder's name in tables."""
+    home = home_of(name)
+    if home is None:
+        return name
+    more = name.removeprefix(home).replace("-", " ").strip()
+    return f"{STUDIES[home]}, {more}" if more else STUDIES[home]

@@ -1,0 +1,57 @@
+"""The table and the figures of the README: the headline of a few studies."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logdepth.errors import UserError
+from logdepth.report.figures import draw_contexts, side_by_side
+from logdepth.results import Results
+from results_page.figures import Plan, figure_file, time_panels
+from results_page.headline import HEADS, headline_rows
+from results_page.kept import Kept, label_of
+from results_page.markdown import NOTHING, table
+
+if TYPE_CHECKING:
+    from results_page.figures import Panels
+
+IN_README = ("wikitext2", "wikitext2-tuned")
+BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
+
+
+def readme_block(kept: Kept) -> str:
+    """What stands between `BEGIN` and `END`; the last column, the paper's numbers, is left to the page."""
+    rows = [row[:-1] for row in headline_rows(_studies(kept))]
+    if not rows:
+        return NOTHING + "\n"
+    figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
+    return "\n\n".join([table(HEADS[:-1], rows), *figures]) + "\n"
+
+
+def with_block(readme: str, block: str) -> str:
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"the README has no place for the table: it must hold {BEGIN.strip()} and {END}")
+    return before + begin + block + end + after
+
+
+def readme_plans(kept: Kept) -> dict[str, Plan]:
+    """Name → the figures of the README: perplexity of all its studies, time in the first that was timed."""
+    found = {}
+    measured = {name: runs for name, (runs, _) in _studies(kept).items() if runs}
+    if measured:
+        caption = "Test perplexity against context length; dashed: the length of training"
+        source = "; ".join(kept.sources[name] for name in measured)
+        panels: Panels = {label_of(name): partial(draw_contexts, runs=runs) for name, runs in measured.items()}
+        found["perplexity"] = Plan(caption, source, partial(side_by_side, panels))
+    for name, (_, timings) in _studies(kept).items():
+        if timings and "time" not in found:
+            caption = "Time a token of a forward pass against context length"
+            on_gpu = [one for one in timings if one.environment["device"] != "cpu"]
+            drawing = partial(side_by_side, time_panels((on_gpu or timings)[:1]))
+            found["time"] = Plan(caption, kept.sources[name], drawing)
+    return found
+
+
+def _studies(kept: Kept) -> dict[str, Results]:
+    return {name: kept.studies[name] for name in IN_README if name in kept.studies}

@@ -1,0 +1,33 @@
+"""The studies one by one: their tables and figures."""
+
+from logdepth.report.content import tables
+from results_page.figures import figure
+from results_page.kept import Kept, home_of, label_of
+from results_page.lengths import thinned
+from results_page.markdown import NOTHING, markdown
+
+
+def study_section(kept: Kept, study: str) -> str:
+    """A study, and the folders that are shown with it."""
+    names = [name for name in kept.studies if home_of(name) == study]
+    return "\n\n".join(_one_study(kept, name, titled=names != [study]) for name in names) or NOTHING
+
+
+def others(kept: Kept) -> str:
+    """Those that have no place of their own on the page."""
+    names = [name for name in kept.studies if home_of(name) is None]
+    return "\n\n".join(f"## {name}\n{_one_study(kept, name, titled=False)}" for name in names)
+
+
+def _one_study(kept: Kept, name: str, *, titled: bool) -> str:
+    made = {table.name: table for table in tables(kept.studies[name])}
+    parts = [
+        f"### {label_of(name)}" if titled else "",
+        *(markdown(made[key]) for key in ("perplexity", "others", "hyperparameters") if key in made),
+        figure(kept, f"{name}-lengths"),
+        markdown(thinned(made["contexts"])) if "contexts" in made else "",
+        figure(kept, f"{name}-times"),
+        *(markdown(thinned(table)) for key, table in made.items() if key.startswith("times-")),
+        figure(kept, f"{name}-training"),
+    ]
+    return "\n\n".join(part for part in parts if part)
