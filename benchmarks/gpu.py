@@ -1,12 +1,12 @@
 """Speed on one GPU: forward, training and decoding, beside Transformers and a measured floor, all in one run.
 
-    python benchmarks/gpu.py                        # everything; under 6 minutes on an H200; results/speed-<gpu>.json
+    python benchmarks/gpu.py                        # everything, within 6 minutes; results/speed-<gpu>.json
     python benchmarks/gpu.py --parts rates,forward  # some of it; what the file has of other parts stays
     python benchmarks/gpu.py --smoke                # tiny, on the CPU, to see that it runs; the numbers mean nothing
 
 Each part runs in a process of its own, within its own seconds; one that fails or takes too long is recorded as such,
-with what it had measured by then, and the others go on. The file is written anew after every part. What the bars are,
-and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
+with what it had measured by then, and the others go on; for the last ones no time may be left. The file is written anew
+after every part. What the bars are, and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
 """
 
 import argparse
@@ -78,7 +78,8 @@ def main() -> None:
         for name in names:
             print(f"{name}:", flush=True)
             seconds = min(PARTS[name].seconds, ALL_SECONDS - (time.monotonic() - started))
-            report["parts"][name] = _in_own_process(name, Path(folder), max(seconds, 0.0), arguments.smoke)
+            done = _in_own_process(name, Path(folder), max(seconds, 0.0), arguments.smoke)
+            report["parts"][name] = better_of(report["parts"].get(name), done)
             report["seconds"] = round(before + time.monotonic() - started, 1)
             report["clocks"]["after"] = _clocks()
             measured = {part: done["results"] for part, done in report["parts"].items()}
@@ -131,6 +132,7 @@ def _in_own_process(name: str, folder: Path, seconds: float, smoke: bool) -> dic
         print("\n".join(lines[-30:]), file=sys.stderr)
     return {
         "status": status,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "message": message,
         "seconds": round(time.monotonic() - started, 1),
         "clocks": _clocks(),
@@ -177,6 +179,12 @@ def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
                 "run all parts, or choose another --out"
             )
     return report
+
+
+def better_of(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """A part that was done before and is not now has lost nothing."""
+    lost = before is not None and before["status"] == "done" and now["status"] != "done"
+    return before if before is not None and lost else now
 
 
 def _clocks() -> dict[str, str] | None:

@@ -208,7 +208,7 @@ class TimingResult:
     environment: dict[str, Any]
     models: tuple[ModelTimings, ...]
     accelerated: bool = False
-    """Whether fused kernels and CUDA graphs were on."""
+    """Whether CUDA graphs were on, and fused kernels for models that have them."""
     made: str
     """The command."""
 

@@ -280,3 +280,12 @@ def test_sizes_are_the_papers() -> None:
     assert millions == {BOTH_NETS: pytest.approx(16.6, abs=0.05), NO_NETS: pytest.approx(10.9, abs=0.05)}
     assert {config.num_heads for config in sizes.theirs.values()} == {8, 16}
     assert dataclasses.asdict(sizes.ours[BOTH_NETS])["leaf_dropout"] == 0.1
+
+
+def test_a_part_that_fails_keeps_what_was_measured_before() -> None:
+    done, failed = {"status": "done"}, {"status": "failed"}
+    assert gpu.better_of(done, failed) is done
+    assert gpu.better_of(failed, done) is done
+    assert gpu.better_of(None, failed) is failed
+    other = {"status": "done", "seconds": 1}
+    assert gpu.better_of(done, other) is other

@@ -375,6 +375,23 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
     table = (out / "tables" / "others.md").read_text()
     assert f"{other.test[0].token_perplexity:.2f}" in table
     assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
+    assert "nowhere is not there" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
+    (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
+    said = error_of(capsys, *arguments, "--seeds", "1", "--others", f"elsewhere={elsewhere}")
+    assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; call this one otherwise" in said
+    assert not (out / "runs" / "ar-grc-1").exists()
+
+
+def test_a_run_that_was_begun_otherwise_says_that_it_goes_on_so(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "study"
+    arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "--seeds", "0", "--untimed", "--out", str(out)]
+    config = study_of("text", overrides=[Path(one) for one in flags[1:]]).rows["ar-grc"]
+    train(config, out / "runs" / "ar-grc-0")
+    capsys.readouterr()
+    assert main([*arguments, "--accelerate"]) == 0
+    assert "ar-grc-0 goes on as it was begun, without --accelerate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_the_headline(tmp_path: Path) -> None:
     tuned, ours, next_one = text.splitlines()[2:5]
     assert tuned == "| WikiText-2, tuned | AR-GRC | 20.00 | 80.00 | 1.0000 | 0.500 | 1 | 16.6M | – |"
     numbers = "10.10 ± 0.10 | 40.40 ± 0.40 | 0.5050 ± 0.0050 | 0.500 ± 0.000"
-    assert ours == f"| PTB, V = 1.5k | AR-GRC | {numbers} | 3 | 3.5M | 14.34 |"
+    assert ours == f"| PTB | AR-GRC | {numbers} | 3 | 3.5M | 14.34 |"
     assert next_one.startswith("|  | AR-MLP-LDRU | 21.10 ± 0.10 |")
     assert "1.316 or 1.202" in caveats(read_kept(tmp_path))
 
@@ -45,9 +45,9 @@ def test_the_papers_number_stands_beside_either_vocabulary_that_it_may_have_had(
     lines = headline(read_kept(tmp_path)).splitlines()[2:5]
     ends = {line.split(" | ")[0]: line.split(" | ")[-2:] for line in lines}
     assert ends == {
-        "| PTB, V = 1.5k": ["3.5M", "14.34 |"],
-        "| PTB, V = 1.5k, 2k": ["3.6M", "– |"],
-        "| PTB, V = 1k": ["3.4M", "14.34 |"],
+        "| PTB": ["3.5M", "14.34 |"],
+        "| PTB, 2k": ["3.6M", "– |"],
+        "| PTB, 1k": ["3.4M", "14.34 |"],
     }
 
 
@@ -56,7 +56,7 @@ def test_a_caveat_that_studies_share_is_said_once(tmp_path: Path) -> None:
         add_study(tmp_path / study, seeds=1)
     text = caveats(read_kept(tmp_path))
     assert text.count("\n- ") == 2
-    assert "- *PTB, V = 1.5k; PTB, V = 1k; PTB, tuned.* Test split" in text
+    assert "- *PTB; PTB, 1k; PTB, tuned.* Test split" in text
 
 
 def test_what_was_not_measured_has_no_number(tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_where_numbers_come_from(tmp_path: Path) -> None:
         tmp_path / "ptb" / "t.json", dataclasses.replace(made_up_times("ar-grc"), made="logdepth reproduce ptb --seeds")
     )
     assert origins(read_kept(tmp_path)) == (
-        "- *PTB, V = 1.5k*, `results/ptb/`: `logdepth reproduce ptb` · `logdepth reproduce ptb --seeds`; seeds 0 7; "
+        "- *PTB*, `results/ptb/`: `logdepth reproduce ptb` · `logdepth reproduce ptb --seeds`; seeds 0 7; "
         "2 runs, 2 hours of training; 2030-01-01 to 2030-01-03; cpu; torch 2."
     )

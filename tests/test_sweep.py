@@ -107,6 +107,7 @@ def test_specs(spec: str, expected: Range | Choices) -> None:
         ("train.warmup_steps+seed=1,2", "do not compare"),
         ("model.leaf_dropout+model.leaf_dropout=0:0.2", "model.leaf_dropout is searched by"),
         ("model.leaf_dropout+model.depth=0.1:0.2", "expected int; got 0.1"),
+        ("train.learning_rate+train.warmup_steps=1:5", "train.warmup_steps is a whole number and train.learning_rate"),
         ("train.threads=1,2", "do not compare"),
     ],
 )
@@ -369,32 +370,78 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
     assert not list((out / "trials" / "0000").glob("*.safetensors"))
 
 
-def test_trials_are_compared_at_the_same_place_of_their_schedules(tmp_path: Path) -> None:
-    """A loss that falls to 1 over the schedule, however long that is; `worse` is added to it."""
-    search = Search(recipe="r", config=RunConfig(), space={}, trials=9, out=tmp_path, study="s")
-    study = open_study(search, optuna.storages.InMemoryStorage())
+class Raced:
+    """Trials without training. Their loss falls from 2 to 1 over their schedule, however long that is."""
 
-    def lasted(total_steps: int, worse: float = 0.0) -> int:
-        """How many of a trial's steps are done when it ends."""
-        trial = study.ask()
-        watch = TrialWatch(
-            trial, cast("Any", None), RunFolder(tmp_path / str(trial.number)), lambda _: cast("Any", None)
-        )
-        watch.progress(total_steps, 0)
+    def __init__(self, folder: Path) -> None:
+        search = Search(recipe="r", config=RunConfig(), space={}, trials=9, out=folder, study="s")
+        self.folder, self.study = folder, open_study(search, optuna.storages.InMemoryStorage())
+
+    def watch(self) -> TrialWatch:
+        trial, nothing = self.study.ask(), cast("Any", None)
+        return TrialWatch(trial, nothing, RunFolder(self.folder / str(trial.number)), lambda _: nothing)
+
+    def lasts(self, total_steps: int, every: int = 100, worse: float = 0.0) -> int:
+        """How many steps a trial gets; `worse` is added to its loss."""
+        watch = self.watch()
+        watch.started(total_steps)
         try:
-            for step in range(100, total_steps + 1, 100):
-                watch.validated(step, 2.0 - step / total_steps + worse)
+            for step in range(every, total_steps + 1, every):
+                watch.validated(step, 2.0 - step / total_steps + worse, over=step + every > total_steps)
         except optuna.TrialPruned:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            self.study.tell(watch.trial, state=TrialState.PRUNED)
             return step
-        study.tell(trial, 1.0)
+        self.study.tell(watch.trial, 1.0 + worse)
         return total_steps
 
+
+def test_trials_are_compared_at_the_same_place_of_their_schedules(tmp_path: Path) -> None:
+    raced = Raced(tmp_path)
     for number in range(5):
-        assert lasted(2000, 1e-3 * number) == 2000
-    assert lasted(8000) == 8000  # at step 2,000 it is far behind the others
-    assert lasted(2000, worse=0.1) == 500  # a quarter of the schedule is given to every trial
-    assert lasted(8000, worse=0.1) == 2000
+        assert raced.lasts(2000, worse=1e-3 * number) == 2000
+    assert raced.lasts(8000) == 8000  # at step 2,000 it is far behind the others
+    assert raced.lasts(2000, worse=0.1) == 500  # a quarter of the schedule is given to every trial
+    assert raced.lasts(8000, worse=0.1) == 2000
+
+
+@pytest.mark.parametrize("others_every", [10, 90, 100, 300])
+def test_it_does_not_matter_how_often_trials_are_validated(others_every: int, tmp_path: Path) -> None:
+    raced = Raced(tmp_path)
+    for _ in range(5):
+        raced.lasts(1800, every=others_every)
+    for every in (10, 90, 100, 180, 300):
+        assert raced.lasts(1800, every=every, worse=-1e-6) == 1800
+
+
+def test_few_trials_prune_nobody(tmp_path: Path) -> None:
+    raced = Raced(tmp_path)
+    for _ in range(5):  # complete, but from before places were reported
+        raced.study.tell(raced.study.ask(), 0.5)
+    for number in range(5):
+        assert raced.lasts(2000, worse=0.1 * number) == 2000
+    assert raced.lasts(2000, worse=1.0) == 500
+
+
+def test_a_run_that_is_over_is_not_pruned(tmp_path: Path) -> None:
+    raced = Raced(tmp_path)
+    for _ in range(5):
+        raced.lasts(2000)
+    watch = raced.watch()
+    watch.started(2000)
+    watch.validated(1000, 9.0, over=True)  # stopped early
+    with pytest.raises(optuna.TrialPruned):
+        watch.validated(1100, 9.0, over=False)
+
+
+def test_a_trial_that_goes_on_reports_what_was_measured_before(tmp_path: Path) -> None:
+    watch = Raced(tmp_path).watch()
+    watch.folder.path.mkdir()
+    lines = [{"kind": "valid", "step": step, "valid_loss": 3.0 - step / 100} for step in (50, 100, 150)]
+    watch.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    watch.started(400)
+    values = watch.trial.study.trials[0].intermediate_values
+    assert list(values) == [1, 2, 3, 4, 5, 6, 7]  # of twenty
+    assert values[7] == pytest.approx(3.0 - 140 / 100)
 
 
 def test_a_point_that_cannot_be_trained_is_pruned(corpus: Path, tmp_path: Path) -> None:
@@ -430,8 +477,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
 
     def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+        watch.started(STEPS)
         watch.progress(STEPS, 0)
-        watch.validated(6, config.train.learning_rate)
+        watch.validated(6, config.train.learning_rate, over=False)
         done.append(int(folder.path.name))
         return Standing(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
 
@@ -558,7 +606,7 @@ def test_a_trial_declared_dead_is_left_to_others(
     original = TrialWatch.validated
     taken: list[int] = []
 
-    def taken_over(self: TrialWatch, step: int, loss: float) -> None:
+    def taken_over(self: TrialWatch, step: int, loss: float, *, over: bool) -> None:
         if not taken:
             taken.append(step)
             study = optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log"))
@@ -568,7 +616,7 @@ def test_a_trial_declared_dead_is_left_to_others(
                 assert time.monotonic() < end
                 time.sleep(0.01)
             return
-        original(self, step, loss)
+        original(self, step, loss, over=over)
 
     monkeypatch.setattr(TrialWatch, "validated", taken_over)
     assert main(flags(corpus, out, "--trials", "1")) == 0
@@ -652,7 +700,7 @@ def test_a_killed_worker_loses_nothing(
         assert measured(out / "trials" / f"000{trial}") == measured(whole / "trials" / f"000{trial}")
     last = trials_of(out)[-1]
     # Those from before the kill too.
-    assert sorted(last.intermediate_values) == [PLACES * step // 48 for step in range(6, 49, 6)]
+    assert sorted(last.intermediate_values) == list(range(1, PLACES + 1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -24,6 +24,7 @@ def measure(bench: Bench) -> None:
 
 def _first_step(bench: Bench, caches: Path) -> Result:
     environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
+    environment.pop("PYTHONPYCACHEPREFIX", None)  # other parts have left torch's Python compiled there
     command = [sys.executable, str(Path(__file__).with_name("first_step.py")), str(bench.device)]
     if bench.sizes.smoke:
         command.append("--smoke")

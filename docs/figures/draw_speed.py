@@ -114,6 +114,12 @@ def machine(report: Report) -> str:
         text += f" Driver {clocks['after'].get('driver_version')}."
         if during:
             text += f" Clock of the processors after each part: {', '.join(dict.fromkeys(during))}."
+    later = {
+        name: part["date"]
+        for name, part in report["parts"].items()
+        if part.get("date", report["date"]) != report["date"]
+    }
+    text += f" Measured later: {', '.join(f'{name} on {date}' for name, date in later.items())}." if later else ""
     notes = {
         note: None for part in report["parts"].values() for one in part["results"] for note in one.get("notes", ())
     }

@@ -96,17 +96,20 @@ def measure_run(
 
 
 def measure_times(
-    study: Study, rows: Sequence[str], device: torch.device, on_progress: Callable[[float], None]
+    study: Study,
+    rows: Sequence[str],
+    accelerated: bool,
+    device: torch.device,
+    on_progress: Callable[[float], None],
 ) -> TimingResult:
     """Every model at every length, in turn, so that what slows the machine for a while slows them all."""
     configs = [study.rows[row] for row in rows]
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
-    accelerated = accelerates(study, rows, device)
     if accelerated:
         for model in models:
-            model.accelerate()
+            model.accelerate()  # those without fused kernels have CUDA graphs alone
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
@@ -146,11 +149,6 @@ def measure_times(
         ),
         made=command(),
     )
-
-
-def accelerates(study: Study, rows: Sequence[str], device: torch.device) -> bool:
-    """Whether these models are timed with fused kernels and CUDA graphs: all of them, or none."""
-    return device.type == "cuda" and all(study.rows[row].train.accelerate for row in rows)
 
 
 def name_of_machine(device: torch.device) -> str:

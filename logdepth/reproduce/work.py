@@ -7,6 +7,7 @@ STUDY/results/timing-MACHINE.json   all models, timed in one sitting
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from logdepth.data import DataConfig, Prepared, TokenStore, prepare_other
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
-from logdepth.reproduce.measure import accelerates, measure_run, measure_times, name_of_machine
+from logdepth.reproduce.measure import measure_run, measure_times, name_of_machine
 from logdepth.reproduce.study import Study
 from logdepth.results import (
     DataFacts,
@@ -83,6 +84,9 @@ class _Work:
         self.failed: list[str] = []
         first = study.rows[study.models[0]]
         self.device = device_named(first.train.device)
+        # Of all models or of none: their times stand side by side.
+        accelerate = all(study.rows[row].train.accelerate for row in study.models)
+        self.accelerated = accelerate and self.device.type == "cuda"
         use_threads(first)
 
     def prepare(self) -> None:
@@ -95,6 +99,7 @@ class _Work:
             folder = RunFolder(self._folder(row, config))
             if folder.exists:
                 _refuse_other_config(folder.config(), config, folder.path)
+                _tell_of_other_speed(folder.config().train, config.train, folder.path)
                 prepared = prepared_for(folder, self.data_dir)
             else:
                 folder.refuse_if_taken()
@@ -103,17 +108,23 @@ class _Work:
             self.prepared[row, config.seed] = prepared
         texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
         results = self.out / "results"
-        if results.is_dir():
-            texts = {f"{run.recipe}-{run.config.seed}.json": run.data for run in read_results(results).runs} | texts
-        refuse_other_text(texts, self.out)
+        done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
+        refuse_other_text({name: run.data for name, run in done.items()} | texts, self.out)
         self.others = self._other_texts()
+        for (file, run), (name, store) in itertools.product(done.items(), self.others.items()):
+            if any(other.name == name and other.text.sha256 != store.info.text_sha256 for other in run.others):
+                raise UserError(
+                    f"{results / file} was measured on another text named '{name}'; call this one otherwise, or remove "
+                    "the file to measure that run again"
+                )
 
     def _other_texts(self) -> dict[str, TokenStore]:
         """In the tokens of the runs, which all have the same."""
         found: dict[str, TokenStore] = {}
-        for (row, config), (name, path) in itertools.product(self.missing[:1], self.study.others.items()):
-            tokenizer = self.prepared[row, config.seed].tokenizer
-            store = prepare_other(config.data, tokenizer, "text", (path,)).stores["test"]
+        for name, path in self.study.others.items():
+            config = self.study.rows[self.study.models[0]]
+            prepared = next(iter(self.prepared.values()), None) or checked_and_prepared(config, self.data_dir)
+            store = prepare_other(config.data, prepared.tokenizer, "text", (path,)).stores["test"]
             if len(store) < 2:
                 raise UserError(f"--others {name}: {path} has no test split; name its file test.…")
             found[name] = store
@@ -169,7 +180,8 @@ class _Work:
 
     def _do_times(self, share: float) -> None:
         part = Part(self.progress, "timing", 1, share)
-        write_result(self._timing_file(), measure_times(self.study, self._rows_to_time(), self.device, part.update))
+        rows = self._rows_to_time()
+        write_result(self._timing_file(), measure_times(self.study, rows, self.accelerated, self.device, part.update))
 
     def _give_way(self) -> None:
         """Measuring and timing keep nothing of what they have begun: the budget ends between them, or in training."""
@@ -211,8 +223,7 @@ class _Work:
         sizes = {model.row: model.parameters for model in timed.models}
         contexts = {tuple(one.context for one in model.timings) for model in timed.models}
         wanted = {row: parameters_of(self.study.rows[row]) for row in self._rows_to_time()}
-        as_now = timed.accelerated == accelerates(self.study, self._rows_to_time(), self.device)
-        return not as_now or sizes != wanted or contexts != {self.study.time_contexts}
+        return sizes != wanted or contexts != {self.study.time_contexts}
 
     def _rows_to_time(self) -> list[str]:
         """Those asked for, and those that were timed before: ratios need one sitting."""
@@ -236,7 +247,8 @@ class _Work:
         return self.out / "results" / f"{self.study.recipe(row)}-{config.seed}.json"
 
     def _timing_file(self) -> Path:
-        return self.out / "results" / f"timing-{name_of_machine(self.device)}.json"
+        how = "-accelerated" if self.accelerated else ""
+        return self.out / "results" / f"timing-{name_of_machine(self.device)}{how}.json"
 
 
 class _StudyWatch(Watch):
@@ -262,6 +274,13 @@ def _refuse_unwritable(out: Path) -> None:
                 raise UserError(f"cannot write {folder}: {existing} is a file; choose another --out")
             if not os.access(existing, os.W_OK | os.X_OK):
                 raise UserError(f"cannot write {folder}: {existing} does not let us; choose another --out")
+
+
+def _tell_of_other_speed(begun: TrainConfig, wanted: TrainConfig, where: Path) -> None:
+    for name in ("accelerate", "compile"):
+        if getattr(begun, name) != getattr(wanted, name):
+            how = "with" if getattr(begun, name) else "without"
+            print(f"{where} goes on as it was begun, {how} --{name}", file=sys.stderr)
 
 
 def _refuse_other_config(found: RunConfig, wanted: RunConfig, where: Path) -> None:

@@ -168,12 +168,17 @@ def _as_the_field_has_it(config: RunConfig, name: str, dimension: Range | Choice
         override(config, changes(config, {name: value}))
     if isinstance(dimension, Choices):
         return dimension
-    field = fields_of(config, name)[0]
-    if isinstance(_held(override(config, changes(config, {name: dimension.low})), field), float):
+    fields = fields_of(config, name)
+    at_low = override(config, changes(config, {name: dimension.low}))
+    fractional = [field for field in fields if isinstance(_held(at_low, field), float)]
+    whole = [field for field in fields if field not in fractional]
+    if fractional and whole:
+        raise UserError(f"{whole[0]} is a whole number and {fractional[0]} is not: no range fits both")
+    if fractional:
         step = None if dimension.step is None else float(dimension.step)
         return replace(dimension, low=float(dimension.low), high=float(dimension.high), step=step)
     if isinstance(dimension.step, float):
-        raise UserError(f"{field} is a whole number; steps of {dimension.step} are not")
+        raise UserError(f"{whole[0]} is a whole number; steps of {dimension.step} are not")
     return dimension
 
 

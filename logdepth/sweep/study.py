@@ -16,6 +16,8 @@ from logdepth.sweep.watch import PLACES
 TERMS, TEXT = "logdepth", "logdepth's text"
 """The study's attributes that hold its terms, and which text they are for."""
 
+FEWEST = 5
+"""Trials whose losses at a place a median is taken of, at least."""
 FIRST_PLACE = PLACES // 4
 """Of a schedule at which a trial may be pruned: losses of the first quarter say little about the last."""
 
@@ -57,7 +59,9 @@ def open_study(search: Search, storage: BaseStorage) -> optuna.Study:
         storage=storage,
         direction="minimize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_warmup_steps=FIRST_PLACE) if search.prune else optuna.pruners.NopPruner(),
+        pruner=optuna.pruners.MedianPruner(n_warmup_steps=FIRST_PLACE, n_min_trials=FEWEST)
+        if search.prune
+        else optuna.pruners.NopPruner(),
     )
     if TERMS not in study.user_attrs and study.get_trials(deepcopy=False):
         raise UserError(f"the study '{search.study}' was not made by logdepth; choose another --study")

@@ -20,8 +20,8 @@ class QuietPart(Part):
 
 
 PLACES = 20
-"""Parts of a schedule after which a trial's loss is reported. Trials are compared at the same place of their schedules:
-at the same step, one whose learning rate falls sooner would always look better."""
+"""Parts of a schedule at whose ends losses are reported. Trials are compared at the same place of their schedules: at
+the same step, one whose learning rate falls sooner would always look better."""
 
 
 class TrialWatch(Watch):
@@ -29,14 +29,18 @@ class TrialWatch(Watch):
 
     def __init__(self, trial: Trial, heart: Heartbeat, folder: RunFolder, part: Callable[[int], Part]) -> None:
         self.trial, self.heart, self.folder, self.part = trial, heart, folder, part
-        self.reported: set[int] = set()
         self.total_steps = 0
+        self.last: tuple[int, float] | None = None
+        """Step and loss of the last validation."""
 
-    def progress(self, total_steps: int, _done: int) -> Part:
+    def started(self, total_steps: int) -> None:
+        """Reports what a run that goes on has measured before."""
         self.total_steps = total_steps
-        for line in self.folder.read_metrics():  # what a run that goes on has measured before
+        for line in self.folder.read_metrics():
             if line["kind"] == "valid":
                 self._report(line["step"], line["valid_loss"])
+
+    def progress(self, total_steps: int, _done: int) -> Part:
         return self.part(total_steps)
 
     def must_stop(self) -> bool:
@@ -44,15 +48,16 @@ class TrialWatch(Watch):
             raise UpdateFinishedTrialError
         return False
 
-    def validated(self, step: int, loss: float) -> None:
-        if self._report(step, loss) and step < self.total_steps and self.trial.should_prune():
+    def validated(self, step: int, loss: float, *, over: bool) -> None:
+        if self._report(step, loss) and not over and self.trial.should_prune():
             raise optuna.TrialPruned
 
     def _report(self, step: int, loss: float) -> bool:
-        """Whether this loss is the first at its place of the schedule."""
-        place = PLACES * step // self.total_steps
-        if place in self.reported:
-            return False
-        self.trial.report(loss, place)
-        self.reported.add(place)
-        return True
+        """Reports the places since the last validation, between whose loss and this one they lie; whether any did."""
+        step_before, loss_before = self.last or (0, loss)
+        first, last = (PLACES * one // self.total_steps for one in (step_before, step))
+        for place in range(first + 1, last + 1):
+            share = (place * self.total_steps / PLACES - step_before) / (step - step_before)
+            self.trial.report(loss_before + share * (loss - loss_before), place)
+        self.last = step, loss
+        return last > first

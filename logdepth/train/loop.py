@@ -124,8 +124,10 @@ class Trainer:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
         standing = self.standing
         if standing.finished:
+            self.watch.started(self.total_steps)
             return standing
         self.folder.rewind_metrics(standing.step, standing.validated)
+        self.watch.started(self.total_steps)
         self.trackers = open_trackers(self.config, self.folder.path, standing.step)
         self.saved_at = time.monotonic()
         self.started = self.saved_at - standing.seconds
@@ -288,7 +290,7 @@ class Trainer:
         if better:
             self.folder.save_weights("best", self.model, standing.step)
         self._save()
-        self.watch.validated(standing.step, result.loss)
+        self.watch.validated(standing.step, result.loss, over=standing.finished is not None)
         self.logged_at, self.timed_steps = time.monotonic(), 0
 
     def _give_way(self, _tokens: int) -> None:

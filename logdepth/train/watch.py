@@ -6,6 +6,9 @@ from logdepth.progress import Part, Progress
 class Watch:
     """Shows a bar and lets the run go on to its end."""
 
+    def started(self, total_steps: int) -> None:
+        """Told before anything else, of a run that is finished already too; its metrics are those that hold."""
+
     def progress(self, total_steps: int, done: int) -> Progress | Part:
         """Where the run tells how far it is."""
         return Progress("training", total_steps, done=done)
@@ -14,5 +17,5 @@ class Watch:
         """Asked after every step; the run then saves and raises Interrupted."""
         return False
 
-    def validated(self, step: int, loss: float) -> None:
-        """Told after every validation, with everything saved; what it raises ends the run."""
+    def validated(self, step: int, loss: float, *, over: bool) -> None:
+        """Told after every validation, with everything saved; what it raises ends a run that is not over."""

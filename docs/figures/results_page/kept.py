@@ -14,8 +14,8 @@ STUDIES = {
     "wikitext2-tuned": "WikiText-2, tuned",
     "wikitext2-tuned-deep": "WikiText-2, tuned, deeper",
     "wikitext2-post-merge": "WikiText-2, net on all merges",
-    "ptb": "PTB, V = 1.5k",
-    "ptb-1k": "PTB, V = 1k",
+    "ptb": "PTB",
+    "ptb-1k": "PTB, 1k",
     "ptb-tuned": "PTB, tuned",
     "webmix": "webmix",
 }

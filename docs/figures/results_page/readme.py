@@ -4,11 +4,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logdepth.errors import UserError
+from logdepth.recipes import rows_of
+from logdepth.report.content import title_of
 from logdepth.report.figures import draw_contexts, side_by_side
 from logdepth.results import Results
 from results_page.figures import Plan, figure_file, time_panels
 from results_page.headline import HEADS, headline_rows
-from results_page.kept import Kept, label_of
+from results_page.kept import STUDIES, Kept, label_of
 from results_page.markdown import NOTHING, table
 
 if TYPE_CHECKING:
@@ -24,7 +26,15 @@ def readme_block(kept: Kept) -> str:
     if not rows:
         return NOTHING + "\n"
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
-    return "\n\n".join([table(HEADS[:-1], rows), *figures]) + "\n"
+    missing = [name for name in IN_README if name not in kept.studies]
+    missing += [
+        f"{title_of(row)} of {label_of(name)}"
+        for name, (runs, _) in _studies(kept).items()
+        for row in rows_of(runs[0].data.corpus)
+        if row not in {run.row for run in runs}
+    ]
+    words = [f"Not run yet: {'; '.join(STUDIES.get(one, one) for one in missing)}."] if missing else []
+    return "\n\n".join([table(HEADS[:-1], rows), *words, *figures]) + "\n"
 
 
 def with_block(readme: str, block: str) -> str:
