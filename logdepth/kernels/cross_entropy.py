@@ -51,9 +51,9 @@ def _rows(
         largest = tl.maximum(tl.max(some, 0), LEAST)
         powers = tl.exp(some - largest)
         total = tl.sum(powers, 0)
-        tl.store(losses + row, tl.where(kept, tl.log(total) + (largest - at_target), 0.0))
+        tl.store(losses + row, tl.where(kept, largest + tl.log(total) - at_target, 0.0))
         if with_gradient:
-            gradient = powers * (1.0 / total) - tl.where(columns == target, 1.0, 0.0)
+            gradient = powers / total - tl.where(columns == target, 1.0, 0.0)
             tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)
     else:
         largest = LEAST
@@ -64,10 +64,11 @@ def _rows(
             larger = tl.maximum(largest, tl.max(some, 0))
             total = total * tl.exp(largest - larger) + tl.sum(tl.exp(some - larger), 0)
             largest = larger
-        tl.store(losses + row, tl.where(kept, tl.log(total) + (largest - at_target), 0.0))
+        log_total = largest + tl.log(total)
+        tl.store(losses + row, tl.where(kept, log_total - at_target, 0.0))
         if with_gradient:
             for start in range(0, vocab, block):
                 columns = start + tl.arange(0, block)
                 some = tl.load(logits + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
-                gradient = tl.exp(some - largest) * (1.0 / total) - tl.where(columns == target, 1.0, 0.0)
+                gradient = tl.exp(some - log_total) - tl.where(columns == target, 1.0, 0.0)
                 tl.store(logits + columns, tl.where(kept, gradient, 0.0), mask=columns < vocab)
