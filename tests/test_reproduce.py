@@ -413,3 +413,21 @@ def test_other_text_is_refused_before_training(
     given = [one.format(untested=untested) for one in others]
     assert said in error_of(capsys, "text", *flags, "--out", str(tmp_path / "study"), "--others", *given)
     assert not (tmp_path / "study" / "runs").exists()
+
+
+def test_a_config_need_only_fit_the_models_that_are_asked_for(
+    flags: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scan.json"
+    data = {"paths": [str(corpus)], "tokenizer": {"vocab_size": VOCAB}}
+    file.write_text(json.dumps({"data": data, "model": {"operator": {"width": 24}}}))
+    study = study_of("text", ["ar-grc"], overrides=[file])
+    assert to_dict(study.rows["ar-grc"])["model"]["operator"]["width"] == 24
+    said = error_of(capsys, "text", "--config", str(file))
+    assert "unknown field 'operator'" in said
+    assert 'for transformer-alibi; a file with a "recipe" changes that one alone' in said
+    flat = tmp_path / "flat.json"
+    flat.write_text(json.dumps({"recipe": "text-ar-grc", "data": data, "train": {"epochs": 3}}))
+    study = study_of("text", ["ar-grc"], overrides=[flat])
+    assert (study.models, study.rows["ar-grc"].train.epochs) == (("ar-grc",), 3)
+    assert study.rows["transformer-alibi"].train.epochs != 3

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 Result = dict[str, Any]
 STYLES = {
+    # AR-GRC, ALiBi and sinusoidal positions as in figures of studies; 1 is AR-MLP-LDRU there.
     name: (COLOURS[number], MARKERS[number])
-    for number, name in enumerate((BOTH_NETS, NO_NETS, SINUSOIDAL, ALIBI, SINUSOIDAL_8))
+    for name, number in {BOTH_NETS: 0, NO_NETS: 4, SINUSOIDAL: 3, ALIBI: 2, SINUSOIDAL_8: 5}.items()
 }
 VERDICTS = {"stretch": "**stretch**", "bar": "**met**", "missed": "missed", None: "not measured"}
 NOTHING = "*Not measured yet.*"
@@ -98,6 +99,12 @@ def number(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
+def ratio(row: Result) -> str:
+    """A digit more where three would not tell which side of the bar it is on."""
+    near = row["ratio"] is not None and abs(row["ratio"] / row["bar"] - 1) < 0.01
+    return f"{row['ratio']:.4g}" if near else number(row["ratio"])
+
+
 def machine(report: Report) -> str:
     facts, clocks = report["machine"], report["clocks"]
     undone = [
@@ -107,13 +114,16 @@ def machine(report: Report) -> str:
     ]
     text = (
         f"The run of {report['date']}: one {facts['device']}, torch {facts['torch']}, CUDA {facts['cuda']}, "
-        f"Triton {facts.get('triton', 'none')}, Python {facts['python']}; {report['seconds']:.0f} s in all."
+        f"Triton {facts.get('triton', 'none')}, Python {facts['python']}; its parts took "
+        + ", ".join(f"{part['seconds']:.0f} s ({name})" for name, part in report["parts"].items())
+        + "."
     )
     if clocks["after"]:
-        during = [one["clocks"]["clocks.sm"] for one in report["parts"].values() if one.get("clocks")]
+        during = {name: one["clocks"]["clocks.sm"] for name, one in report["parts"].items() if one.get("clocks")}
         text += f" Driver {clocks['after'].get('driver_version')}."
         if during:
-            text += f" Clock of the processors after each part: {', '.join(dict.fromkeys(during))}."
+            listed = ", ".join(f"{name} {clock}" for name, clock in during.items())
+            text += f" Clock of the processors just after each part, when they may idle: {listed}."
     later = {
         name: part["date"]
         for name, part in report["parts"].items()
@@ -147,7 +157,7 @@ def _worst(rows: list[Result]) -> str:
     if any(row["ratio"] is None for row in rows):
         return VERDICTS[None]
     row = (max if rows[0]["at_most"] else min)(rows, key=lambda row: row["ratio"])
-    return f"{number(row['ratio'])}, {VERDICTS[row['met']]}"
+    return f"{ratio(row)}, {VERDICTS[row['met']]}"
 
 
 def by_bar(report: Report) -> dict[str, list[Result]]:
@@ -165,7 +175,7 @@ def verdicts(report: Report) -> str:
                 row["model"],
                 row["against"],
                 *("–" if row[whose] is None else f"{number(row[whose])} {row['unit']}" for whose in ("ours", "theirs")),
-                number(row["ratio"]),
+                ratio(row),
                 VERDICTS[row["met"]],
             ]
             for row in rows

@@ -70,16 +70,17 @@ def study_of(
             raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
-    rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, overrides).items()}
+    asked = [row for row in rows if not models or row in models]
+    rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, asked, overrides).items()}
     rows = {row: _faster(config, accelerate, compiled) for row, config in rows.items()}
-    if corpus == "text" and not all(config.data.paths for config in rows.values()):
+    if corpus == "text" and not all(rows[row].data.paths for row in asked):
         raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')
     small = corpus == "pydocs"
     trained_at = {config.train.context for config in rows.values()}
     return Study(
         corpus=corpus,
         rows=rows,
-        models=tuple(row for row in rows if not models or row in models),
+        models=tuple(asked),
         seeds=tuple(seeds) or ((0,) if small else (0, 1, 2)),
         contexts=tuple(sorted({*(SMALL_CONTEXTS if small else PAPER_CONTEXTS), *trained_at})),
         time_contexts=SMALL_TIMES if small else PAPER_CONTEXTS,
@@ -107,19 +108,30 @@ def _faster(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
     return replace(config, train=train)
 
 
-def _overridden(corpus: str, rows: dict[str, RunConfig], overrides: Sequence[Path]) -> dict[str, RunConfig]:
-    """A file that names a recipe, as a sweep's best.json does, changes that one; a file that names none, all."""
+def _overridden(
+    corpus: str, rows: dict[str, RunConfig], asked: Sequence[str], overrides: Sequence[Path]
+) -> dict[str, RunConfig]:
+    """A file that names a recipe, as a sweep's best.json does, changes that one; a file that names none, all.
+
+    What does not fit a row that is not asked for leaves it as it is.
+    """
     for file in overrides:
         changes: Any = read_json(file)
         if not isinstance(changes, dict):
             raise UserError(f"{file}: expected a mapping of fields of a run's config")
-        of_recipe, fields = changes.get("recipe"), changes.get("config", changes)
+        of_recipe = changes.get("recipe")
+        fields = changes.get("config", {name: value for name, value in changes.items() if name != "recipe"})
         named = [row for row in rows if of_recipe in (None, f"{corpus}-{row}")]
         if not named:
             raise UserError(f"{file} is for the recipe '{of_recipe}', which is not in this study of {corpus}")
         for row in named:
-            changed = override(rows[row], fields, str(file))
-            _refuse_another_row(row, rows[row], changed, file)
+            try:
+                changed = override(rows[row], fields, str(file))
+                _refuse_another_row(row, rows[row], changed, file)
+            except UserError as error:
+                if row in asked:
+                    raise UserError(f'{error} (for {row}; a file with a "recipe" changes that one alone)') from None
+                continue
             rows = rows | {row: changed}
     return rows
 

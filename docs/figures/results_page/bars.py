@@ -108,8 +108,9 @@ def _row(kept: Kept, bar: Bar) -> tuple[Cell, ...]:
     texts = [f"{label}: {finding.text}" if named else finding.text for label, finding in found.items()]
     judged = verdict(bar, list(found.values()))
     there = {home_of(name) for name in kept.studies} & set(bar.studies)
-    if bar.every and judged.startswith("**") and len(there) < len(bar.studies):  # those to come may miss it
-        judged += f" so far, in {len(there)} of {len(bar.studies)}"
+    unjudged = judged == "shown" and len(bar.studies) > 1
+    if (unjudged or (bar.every and judged.startswith("**"))) and len(there) < len(bar.studies):  # others may miss it
+        judged += f" so far, in {len(there)} of {len(bar.studies)} studies"
     return bar.what, bar.paper, bar.wanted, bar.hoped, "<br>".join(texts), judged
 
 
