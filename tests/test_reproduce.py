@@ -399,7 +399,7 @@ def test_a_run_that_was_begun_otherwise_says_that_it_goes_on_so(
     [
         (["nothing"], "--others needs NAME=PATH"),
         (["=here"], "--others needs NAME=PATH"),
-        (["one=here", "one=there"], "two texts named 'one'"),
+        (["one={untested}", "one=there"], "two texts named 'one'"),
         (["one=nowhere"], "nowhere is not there"),
         (["one={untested}"], "has no test split"),
     ],

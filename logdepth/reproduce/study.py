@@ -99,6 +99,8 @@ def _named_paths(others: Sequence[str]) -> dict[str, Path]:
         if name in found:
             raise UserError(f"--others has two texts named '{name}'")
         found[name] = Path(path)
+        if not found[name].exists():
+            raise UserError(f"--others {name}: {path} is not there")
     return found
 
 
