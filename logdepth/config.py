@@ -58,6 +58,21 @@ def override(config: Config, changes: dict[str, Any], where: str = "config") -> 
     return from_dict(type(config), _merged(to_dict(config), changes, where), where)
 
 
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What `override` changes in one config to make the other, both as `to_dict` gives them."""
+    if before.get(KIND) != after.get(KIND):
+        return after
+    found = {}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            if inner := difference(old, value):
+                found[name] = inner
+        elif name not in before or value != old:
+            found[name] = value
+    return found
+
+
 def _merged(saved: dict[str, Any], changes: Any, where: str) -> dict[str, Any]:
     if not isinstance(changes, dict):
         raise UserError(f"{where}: expected a mapping of fields; got {changes!r}")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from logdepth.config import from_dict, override, to_dict
+from logdepth.config import difference, from_dict, override, to_dict
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES
 from logdepth.runs import RunConfig, TrainConfig
@@ -97,3 +97,22 @@ def test_override_changes_what_is_named_and_nothing_else() -> None:
     with pytest.raises(UserError, match="unknown field 'learning_rat'; did you mean 'learning_rate'"):
         override(RunConfig(), {"train": {"learning_rat": 1.0}})
     assert override(RunConfig(), {"train": {"learning_rate": 1.0}}) == RunConfig(train=TrainConfig(learning_rate=1.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train": {"learning_rate": 0.5, "max_steps": 7}, "data": {"corpus": "ptb"}},
+        {"model": {"operator": {"kind": "MLPLDRUConfig", "width": 24}}},
+        {"model": {"kind": "TransformerConfig", "embed_width": 64}},
+        {"train": {"betas": [0.8, 0.9], "evaluate_every": 3}},
+    ],
+)
+def test_the_difference_makes_one_config_of_another(changes: dict[str, Any]) -> None:
+    before = RunConfig(train=TrainConfig(max_steps=9))
+    after = override(before, changes)
+    found = difference(to_dict(before), to_dict(after))
+    assert override(before, found) == after
+    assert (found == {}) == (changes == {})
+    assert "seed" not in found

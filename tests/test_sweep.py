@@ -35,7 +35,6 @@ from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,
     STEPS,
-    TINY,
     each_done_once,
     finish,
     flags,
@@ -275,8 +274,8 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
 
     # The best trial, trained by its file alone, is the trial again.
     again = tmp_path / "again"
-    arguments = ["train", *TINY, "--data.paths", str(corpus), "--config", str(out / "best.json"), "--out", str(again)]
-    assert main(arguments) == 0
+    machine = ["--train.log-every", "1", "--train.device", "cpu", "--train.threads", "1"]
+    assert main(["train", "--config", str(out / "best.json"), "--out", str(again), *machine]) == 0
     config = RunFolder(again).config()
     assert config == RunFolder(out / "trials" / f"{best['trial']:04d}").config()
     assert config.train.learning_rate == best["params"]["train.learning_rate"]

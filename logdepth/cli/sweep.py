@@ -1,6 +1,5 @@
 """`logdepth sweep`: a search over a recipe's hyperparameters; several at once work on the same."""
 
-import re
 import shlex
 import signal
 import sys
@@ -17,7 +16,7 @@ from logdepth.cli.parsing import Switch, named_first, parse, value_of
 from logdepth.cli.train import changed
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import RunConfig
+from logdepth.runs import OF_THE_MACHINE, RunConfig
 from logdepth.train import Interrupted
 
 
@@ -73,16 +72,17 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
-    return _search(name, command, _flags_of_the_run(arguments))
+    return _search(name, command, _flags_of_the_machine(arguments))
 
 
-def _flags_of_the_run(arguments: Sequence[str]) -> list[str]:
-    """Those that `logdepth train` would need too."""
+def _flags_of_the_machine(arguments: Sequence[str]) -> list[str]:
+    """Those that `logdepth train` would need beside best.json."""
+    names = {"data-dir", *(name.replace("_", "-") for name in OF_THE_MACHINE - {"data.paths"})}
     kept: list[str] = []
     keeping = False
     for argument in arguments:
         if argument.startswith("--"):
-            keeping = re.match(r"--(train|model|data|seed|data-dir)\b", argument) is not None
+            keeping = argument.removeprefix("--").partition("=")[0].replace(".no-", ".") in names
         if keeping:
             kept.append(argument)
     return kept
@@ -135,5 +135,5 @@ def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:
     print(f"best validation loss {best['loss']:.4f}, trial {best['trial']}:")
     for name, value in best["params"].items():
         print(f"  {name} {value:.4g}" if isinstance(value, float) else f"  {name} {value}")
-    again = shlex.join(["logdepth", "train", record["recipe"], *flags, "--config", str(out / "best.json")])
+    again = shlex.join(["logdepth", "train", "--config", str(out / "best.json"), *flags])
     print(f"next: {again}")

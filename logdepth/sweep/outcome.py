@@ -1,6 +1,6 @@
 """What came of a sweep: tables and figures in its folder, written by whoever finished a trial last.
 
-best.json                the best trial's searched fields, for `logdepth train --config`
+best.json                the best trial's fields that are not the recipe's, for --config of `train` and `reproduce`
 trials.csv, sweep.json   every trial
 history, importance      figures, .svg and .png: losses in order; how much of them each field explains
 """

@@ -23,11 +23,12 @@ from optuna.trial import Trial, TrialState
 
 import logdepth
 from logdepth.atomic import alone
-from logdepth.config import override, to_dict
+from logdepth.config import difference, flattened, override, to_dict
 from logdepth.data import Batches
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
-from logdepth.runs import RunConfig, RunFolder, decisive
+from logdepth.recipes import recipe
+from logdepth.runs import OF_THE_MACHINE, RunConfig, RunFolder, decisive
 from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, rows_of, write_tables
@@ -268,14 +269,24 @@ class Worker:
                 "best": best,
                 "trials": rows,
             }
-            of_best = best and {"recipe": search.recipe, "config": changes(search.config, best["params"])}
-            write_tables(search.out, record, of_best)
+            write_tables(search.out, record, best and of_best(search, best["params"]))
             if last or time.monotonic() - self.drawn_at > DRAW_SECONDS:
                 self.left_out = draw(search.out, rows, self.study)
                 self.drawn_at = time.monotonic()
         if last and self.left_out:
             self.progress.say(self.left_out)
         return record
+
+
+def of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
+    """What to change in the recipe to train a trial again, the sweep's own flags included."""
+    asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(search.config)))
+    left_out = OF_THE_MACHINE - {"data.paths"} | {"seed"}
+    fields = {name: value for name, value in asked.items() if name not in left_out}
+    return {
+        "recipe": search.recipe,
+        "config": changes(search.config, fields | flattened(changes(search.config, params))),
+    }
 
 
 class RefusedError(Exception):
