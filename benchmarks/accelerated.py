@@ -8,7 +8,6 @@ order. What is left between two seeds of the plain path is the noise to compare 
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +29,7 @@ from logdepth.train import prepared_for, train
 def trained(config: RunConfig, out: Path) -> dict[str, Any]:
     """Trains, and returns its curve."""
     standing = train(config, out)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = RunFolder(out).read_metrics()
     return {
         "seed": config.seed,
         "accelerated": config.train.accelerate,

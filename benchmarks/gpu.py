@@ -183,8 +183,9 @@ def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 def better_of(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     """A part that was done before and is not now has lost nothing."""
-    lost = before is not None and before["status"] == "done" and now["status"] != "done"
-    return before if before is not None and lost else now
+    if before is None or before["status"] != "done" or now["status"] == "done":
+        return now
+    return before
 
 
 def _clocks() -> dict[str, str] | None:

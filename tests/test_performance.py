@@ -1,7 +1,7 @@
 """The GPU benchmark, rehearsed on the CPU, and the page made of its results. Nothing here is about how fast it is."""
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -47,12 +47,7 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("draw_speed", ROOT / "docs" / "figures" / "draw_speed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("draw_speed")
 
 
 def test_every_part_runs(rehearsed: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps: the space, the ledger, one worker and many, killed anywhere, stopped, refused."""
+"""Sweeps: the ledger, one worker and many, killed anywhere, stopped, refused."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import optuna
 import pytest
@@ -20,14 +20,13 @@ import logdepth.sweep.heartbeat as heartbeat
 import logdepth.sweep.storage as storage
 import logdepth.sweep.worker as worker
 from logdepth.cli import main
-from logdepth.config import flattened, override, to_dict
+from logdepth.config import override, to_dict
 from logdepth.errors import UserError
-from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import RunConfig, RunFolder
-from logdepth.sweep import Choices, Range, Search, changes, default_specs, parse_space, without_password
+from logdepth.recipes import recipe
+from logdepth.runs import RunFolder
+from logdepth.sweep import Search, parse_space, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
-from logdepth.sweep.study import open_study
 from logdepth.sweep.watch import PLACES, TrialWatch
 from logdepth.train import Standing, Trainer
 from tests.command_line import refused
@@ -46,106 +45,10 @@ from tests.sweep_processes import (
 )
 from tests.tiny_corpus import tiny_data
 
-GRC = recipe("ptb-ar-grc")
-
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("train.learning_rate=1e-4:1e-2:log", Range(low=1e-4, high=1e-2, log=True)),
-        ("model.operator.dropout=0:0.4:0.05", Range(low=0.0, high=0.4, step=0.05)),
-        ("train.weight_decay=0:1", Range(low=0.0, high=1.0)),
-        ("model.depth=1:3", Range(low=1, high=3)),
-        ("train.batch_size=8:64:8", Range(low=8, high=64, step=8)),
-        ("model.depth=1,2,3", Choices(values=(1, 2, 3))),
-        ("model.post_merge=none,up", Choices(values=("none", "up"))),
-        ("train.max_steps=null,10", Choices(values=(None, 10))),
-        ("model.tied=true,false", Choices(values=(True, False))),
-        ("train.warmup_steps=0,1", Choices(values=(0, 1))),
-        ("model.leaf_dropout+model.output_dropout=0:1e-1", Range(low=0.0, high=0.1)),
-    ],
-)
-def test_specs(spec: str, expected: Range | Choices) -> None:
-    (found,) = parse_space([spec], GRC).values()
-    assert found == expected
-    if isinstance(expected, Range) and isinstance(found, Range):
-        assert type(found.low) is type(expected.low)
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("train.learning_rate", "write NAME=LOW:HIGH"),
-        ("train.learning_rate=", "write NAME=LOW:HIGH"),
-        ("train.learning_rate=1e-3", "nothing to search"),
-        ("train.learning_rate=1:2:3:4", "write NAME=LOW:HIGH"),
-        ("train.learning_rat=1e-4:1e-2", "did you mean 'learning_rate'"),
-        ("learning_rate=1e-4:1e-2", "unknown field 'learning_rate'"),
-        ("train.learning_rate=1e-2:1e-4", "put the lower one first"),
-        ("train.learning_rate=1e-3:1e-3", "put the lower one first"),
-        ("train.learning_rate=0:1:log", "above 0"),
-        ("train.learning_rate=-1:1", "learning_rate must be above 0"),
-        ("train.learning_rate=low:high", "expected a number; got 'low'"),
-        ("train.learning_rate=nan:1", "expected a number; got 'nan'"),
-        ("train.weight_decay=0:1:0.3", "do not lead from 0 to 1"),
-        ("train.weight_decay=0:1:0", "do not lead from 0 to 1"),
-        ("model.depth=1:3:0.5", "whole number"),
-        ("model.depth=1.5:3", "expected int; got 1.5"),
-        ("model.depth=1,two", "expected int; got 'two'"),
-        ("model.depth=1,1", "comes twice"),
-        ("model.depth=1,[2]", "a choice must be"),
-        ("model=1,2", "expected a mapping"),
-        ("dropout=0:1", "from 0 to below 1"),
-        ("data.tokenizer.vocab_size=100,200", "losses on other text or tokens, seeds and machines do not compare"),
-        ("seed=1,2", "do not compare"),
-        ("train.warmup_steps+seed=1,2", "do not compare"),
-        ("model.leaf_dropout+model.leaf_dropout=0:0.2", "model.leaf_dropout is searched by"),
-        ("model.leaf_dropout+model.depth=0.1:0.2", "expected int; got 0.1"),
-        ("train.learning_rate+train.warmup_steps=1:5", "train.warmup_steps is a whole number and train.learning_rate"),
-        ("train.threads=1,2", "do not compare"),
-    ],
-)
-def test_specs_that_are_refused(spec: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
-        parse_space([spec], GRC)
-    assert str(error.value).startswith(f"--space {spec}: ")
-    assert said in str(error.value)
-
-
-def test_one_value_for_several_fields() -> None:
-    name = "model.leaf_dropout+model.output_dropout"
-    assert changes(GRC, {name: 0.2}) == {"model": {"leaf_dropout": 0.2, "output_dropout": 0.2}}
-
-
-def test_a_field_is_searched_once() -> None:
-    with pytest.raises(UserError, match=r"model\.leaf_dropout is searched by 'dropout=0:0\.4' already"):
-        parse_space(["dropout=0:0.4", "model.leaf_dropout=0:0.2"], GRC)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_default_space_fits_every_recipe(name: str) -> None:
-    config = recipe(name)
-    space = parse_space(default_specs(config), config)
-    values = {"train.learning_rate": 3e-4, "train.weight_decay": 0.01, "dropout": 0.35}
-    if not any("dropout" in field for field in flattened(to_dict(config.model))):
-        values.pop("dropout")
-    assert space.keys() == values.keys()
-    after = to_dict(override(config, changes(config, values)))
-    before = to_dict(config)
-    assert after["train"] == before["train"] | {"learning_rate": 3e-4, "weight_decay": 0.01}
-    if "post_merge" in after["model"]:
-        net = after["model"]["post_merge"] != "none"
-        assert after["model"]["post_merge_dropout"] == (0.35 if net else before["model"]["post_merge_dropout"])
-        assert after["model"]["embed_dropout"] == after["model"]["leaf_dropout"] == 0.35
-        assert after["model"]["output_dropout"] == 0.35
-        assert after["model"]["operator"].get("dropout", 0.35) == 0.35
-    elif "dropout" in values:
-        assert after["model"] == before["model"] | {"dropout": 0.35}
 
 
 def attempt(number: int, state: TrialState, **attributes: Any) -> FrozenTrial:
@@ -367,80 +270,6 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
     assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)
     assert not (out / "best.json").exists()
     assert not list((out / "trials" / "0000").glob("*.safetensors"))
-
-
-class Raced:
-    """Trials without training. Their loss falls from 2 to 1 over their schedule, however long that is."""
-
-    def __init__(self, folder: Path) -> None:
-        search = Search(recipe="r", config=RunConfig(), space={}, trials=9, out=folder, study="s")
-        self.folder, self.study = folder, open_study(search, optuna.storages.InMemoryStorage())
-
-    def watch(self) -> TrialWatch:
-        trial, nothing = self.study.ask(), cast("Any", None)
-        return TrialWatch(trial, nothing, RunFolder(self.folder / str(trial.number)), lambda _: nothing)
-
-    def lasts(self, total_steps: int, every: int = 100, worse: float = 0.0) -> int:
-        """How many steps a trial gets; `worse` is added to its loss."""
-        watch = self.watch()
-        watch.started(total_steps)
-        try:
-            for step in range(every, total_steps + 1, every):
-                watch.validated(step, 2.0 - step / total_steps + worse, over=step + every > total_steps)
-        except optuna.TrialPruned:
-            self.study.tell(watch.trial, state=TrialState.PRUNED)
-            return step
-        self.study.tell(watch.trial, 1.0 + worse)
-        return total_steps
-
-
-def test_trials_are_compared_at_the_same_place_of_their_schedules(tmp_path: Path) -> None:
-    raced = Raced(tmp_path)
-    for number in range(5):
-        assert raced.lasts(2000, worse=1e-3 * number) == 2000
-    assert raced.lasts(8000) == 8000  # at step 2,000 it is far behind the others
-    assert raced.lasts(2000, worse=0.1) == 500  # a quarter of the schedule is given to every trial
-    assert raced.lasts(8000, worse=0.1) == 2000
-
-
-@pytest.mark.parametrize("others_every", [10, 90, 100, 300])
-def test_it_does_not_matter_how_often_trials_are_validated(others_every: int, tmp_path: Path) -> None:
-    raced = Raced(tmp_path)
-    for _ in range(5):
-        raced.lasts(1800, every=others_every)
-    for every in (10, 90, 100, 180, 300):
-        assert raced.lasts(1800, every=every, worse=-1e-6) == 1800
-
-
-def test_few_trials_prune_nobody(tmp_path: Path) -> None:
-    raced = Raced(tmp_path)
-    for _ in range(5):  # complete, but from before places were reported
-        raced.study.tell(raced.study.ask(), 0.5)
-    for number in range(5):
-        assert raced.lasts(2000, worse=0.1 * number) == 2000
-    assert raced.lasts(2000, worse=1.0) == 500
-
-
-def test_a_run_that_is_over_is_not_pruned(tmp_path: Path) -> None:
-    raced = Raced(tmp_path)
-    for _ in range(5):
-        raced.lasts(2000)
-    watch = raced.watch()
-    watch.started(2000)
-    watch.validated(1000, 9.0, over=True)  # stopped early
-    with pytest.raises(optuna.TrialPruned):
-        watch.validated(1100, 9.0, over=False)
-
-
-def test_a_trial_that_goes_on_reports_what_was_measured_before(tmp_path: Path) -> None:
-    watch = Raced(tmp_path).watch()
-    watch.folder.path.mkdir()
-    lines = [{"kind": "valid", "step": step, "valid_loss": 3.0 - step / 100} for step in (50, 100, 150)]
-    watch.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    watch.started(400)
-    values = watch.trial.study.trials[0].intermediate_values
-    assert list(values) == [1, 2, 3, 4, 5, 6, 7]  # of twenty
-    assert values[7] == pytest.approx(3.0 - 140 / 100)
 
 
 def test_a_point_that_cannot_be_trained_is_pruned(corpus: Path, tmp_path: Path) -> None:

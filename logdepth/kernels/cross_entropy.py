@@ -1,9 +1,10 @@
 """Cross-entropy of rows of logits, and its gradient in their place: the kernel behind `logdepth.losses`."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from logdepth.kernels import launched_where
 
 MOST_COLUMNS_AT_ONCE = 8192
 """Of a row. A longer one is gone through twice in turns; the second time it still lies in the L2 cache."""
@@ -27,7 +28,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, *, with_grad
     block = min(triton.next_power_of_2(vocab), MOST_COLUMNS_AT_ONCE)
     # A row that is gone through once stays in registers, many numbers a thread; else many threads hide the loads.
     warps = max(1, block // 2048) if vocab <= block else 16
-    with torch.cuda.device_of(logits):  # Triton launches on the current device; no effect on the CPU
+    with launched_where(logits):
         _rows[(rows,)](
             logits, targets, losses, logits.stride(0), ignored, vocab, block, with_gradient, num_warps=warps
         )  # fmt: skip

@@ -62,10 +62,15 @@ def caveat(runs: Sequence[RunResult]) -> str:
             f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
         )
     words += _unlike(runs)
-    missing = [title_of(row) for row in rows_of(data.corpus) if row not in {run.row for run in runs}]
-    if missing:
+    if missing := missing_models(runs):
         words.append(f"Not here: {', '.join(missing)}.")
     return " ".join(words)
+
+
+def missing_models(runs: Sequence[RunResult]) -> list[str]:
+    """Those of the recipes that have no run, as tables print them."""
+    there = {run.row for run in runs}
+    return [title_of(row) for row in rows_of(runs[0].data.corpus) if row not in there]
 
 
 def _unlike(runs: Sequence[RunResult]) -> list[str]:

@@ -121,9 +121,11 @@ class _Work:
     def _other_texts(self) -> dict[str, TokenStore]:
         """In the tokens of the runs, which all have the same."""
         found: dict[str, TokenStore] = {}
+        if not self.study.others:
+            return found
+        config = self.study.rows[self.study.models[0]]
+        prepared = next(iter(self.prepared.values()), None) or checked_and_prepared(config, self.data_dir)
         for name, path in self.study.others.items():
-            config = self.study.rows[self.study.models[0]]
-            prepared = next(iter(self.prepared.values()), None) or checked_and_prepared(config, self.data_dir)
             store = prepare_other(config.data, prepared.tokenizer, "text", (path,)).stores["test"]
             if len(store) < 2:
                 raise UserError(f"--others {name}: {path} has no test split; name its file test.…")

@@ -123,11 +123,11 @@ class Trainer:
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
         standing = self.standing
-        if standing.finished:
-            self.watch.started(self.total_steps)
-            return standing
-        self.folder.rewind_metrics(standing.step, standing.validated)
+        if not standing.finished:
+            self.folder.rewind_metrics(standing.step, standing.validated)
         self.watch.started(self.total_steps)
+        if standing.finished:
+            return standing
         self.trackers = open_trackers(self.config, self.folder.path, standing.step)
         self.saved_at = time.monotonic()
         self.started = self.saved_at - standing.seconds
@@ -355,7 +355,7 @@ def compile_model(model: LanguageModel) -> None:
             parts = [*(operators if isinstance(operators, tuple) else (operators,)), layer.embedding_net]
             for part in parts:
                 assert isinstance(part, nn.Module)
-                if any(True for _ in part.parameters()):  # there may be no net
+                if num_parameters(part):  # there may be no net
                     part.compile(dynamic=True)
     else:
         model.compile()

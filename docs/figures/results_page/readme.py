@@ -4,8 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logdepth.errors import UserError
-from logdepth.recipes import rows_of
-from logdepth.report.content import title_of
+from logdepth.report.content import missing_models
 from logdepth.report.figures import draw_contexts, side_by_side
 from logdepth.results import Results
 from results_page.figures import Plan, figure_file, time_panels
@@ -28,10 +27,10 @@ def readme_block(kept: Kept) -> str:
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
     missing = [name for name in IN_README if name not in kept.studies]
     missing += [
-        f"{title_of(row)} of {label_of(name)}"
+        f"{model} of {label_of(name)}"
         for name, (runs, _) in _studies(kept).items()
-        for row in rows_of(runs[0].data.corpus)
-        if row not in {run.row for run in runs}
+        if runs
+        for model in missing_models(runs)
     ]
     words = [f"Not run yet: {'; '.join(STUDIES.get(one, one) for one in missing)}."] if missing else []
     return "\n\n".join([table(HEADS[:-1], rows), *words, *figures]) + "\n"
