@@ -28,12 +28,11 @@ from logdepth.train import prepared_for, train
 
 def trained(config: RunConfig, out: Path) -> dict[str, Any]:
     """Trains, and returns its curve."""
-    standing = train(config, out)
+    train(config, out)
     lines = RunFolder(out).read_metrics()
     return {
         "seed": config.seed,
         "accelerated": config.train.accelerate,
-        "seconds": standing.seconds,
         "loss": [[line["step"], line["loss"]] for line in lines if line["kind"] == "train"],
         "valid_perplexity": [[line["step"], line["valid_perplexity"]] for line in lines if line["kind"] == "valid"],
     }
@@ -87,7 +86,7 @@ def main() -> None:
                 config = dataclasses.replace(base, seed=seed, train=settings)
                 run = trained(config, Path(folder) / f"{seed}-{accelerated}")
                 results["runs"].append(run)
-                print(f"seed {seed}, accelerated {accelerated}: {run['seconds']:.1f} s, {run['valid_perplexity']}")
+                print(f"seed {seed}, accelerated {accelerated}: {run['valid_perplexity']}")
         results["evaluations"] = evaluated(Path(folder) / "0-False", tuple(arguments.contexts), device)
     if arguments.out:
         write_json(arguments.out, results)

@@ -326,7 +326,7 @@ def same_results() -> str:
         for one in found["evaluations"]
     ]
     ends = [
-        [str(one["seed"]), "accelerated" if one["accelerated"] else "plain", f"{one['seconds']:.1f}"]
+        [str(one["seed"]), "accelerated" if one["accelerated"] else "plain"]
         + [f"{perplexity:.2f}" for _, perplexity in one["valid_perplexity"]]
         for one in found["runs"]
     ]
@@ -336,8 +336,7 @@ def same_results() -> str:
         "checkpoint (seed 0, trained plain), evaluated both ways:\n\n"
         + table(["context", "plain", "accelerated", "ratio"], rows)
         + "\n\nValidation perplexity of the same runs, trained both ways (same weights and batches at the start; "
-        "dropout drops other numbers). Seconds are those of the whole run, validation and compiling included; the "
-        "first accelerated run compiles its kernels:\n\n" + table(["seed", "path", "seconds", *steps], ends)
+        "dropout drops other numbers):\n\n" + table(["seed", "path", *steps], ends)
     )
 
 
