@@ -118,6 +118,7 @@ class Trainer:
             else:
                 self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
         if train.compile and not fused:  # fused operators are compiled already
+            torch.compiler.reset()  # runs before this one in the process would count against its recompilations
             compile_model(self.model)
 
     def run(self) -> Standing:
