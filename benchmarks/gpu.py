@@ -49,8 +49,8 @@ PARTS = {
     "decoding": Part("benchmarks.speed.decoding", "measure", 70),
     "large": Part("benchmarks.speed.training", "measure_large", 40),
 }
-STARTING_SECONDS = 12.0
-"""Of a part's seconds, kept for its process to start and to end."""
+ENDING_SECONDS = 8.0
+"""Of a part's seconds, kept for a measurement under way and for its process to end."""
 ALL_SECONDS = 352.0
 """Parts together take no more: the last ones may be cut short."""
 CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
@@ -60,7 +60,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     device = torch.device("cpu" if arguments.smoke else "cuda")
     if arguments.part:
-        _run_part(arguments.part, device, arguments.out, arguments.seconds, arguments.smoke)
+        _run_part(arguments.part, device, arguments.out, arguments.smoke)
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU here; try --smoke, which rehearses on the CPU")
@@ -74,11 +74,18 @@ def main() -> None:
         report = _gone_on_with(out, report)
     before = report["seconds"]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, _compile_caches(folder):
-        for name in names:
+    with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
+        processes: dict[str, PartProcess] = {}
+        for number, name in enumerate(names):
             print(f"{name}:", flush=True)
+            # Those that come later import meanwhile, but not beside the part that measures how a process starts.
+            ahead = names[number : number + 1] if "startup" in names[number:] else names[number:]
+            for one in ahead:
+                if one not in processes:
+                    processes[one] = PartProcess(one, Path(folder), arguments.smoke)
+                    ending.callback(processes[one].end)
             seconds = min(PARTS[name].seconds, ALL_SECONDS - (time.monotonic() - started))
-            done = _in_own_process(name, Path(folder), max(seconds, 0.0), arguments.smoke)
+            done = processes[name].run(max(seconds, 0.0))
             report["parts"][name] = better_of(report["parts"].get(name), done)
             report["seconds"] = round(before + time.monotonic() - started, 1)
             report["clocks"]["after"] = _clocks()
@@ -99,45 +106,57 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="where to write the numbers (default: results/speed-<gpu>.json)")
     parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser
 
 
-def _run_part(name: str, device: torch.device, out: Path, seconds: float, smoke: bool) -> None:
-    """In the part's own process."""
+def _run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
+    """In the part's own process, as soon as it is told how many seconds it has."""
     from benchmarks.speed.bench import Bench
 
     part = PARTS[name]
+    measure = getattr(importlib.import_module(part.module), part.function)
     if smoke:
         torch.set_num_threads(1)
-    bench = Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds - STARTING_SECONDS)
-    getattr(importlib.import_module(part.module), part.function)(bench)
+    seconds = float(sys.stdin.readline())
+    measure(Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds - ENDING_SECONDS))
 
 
-def _in_own_process(name: str, folder: Path, seconds: float, smoke: bool) -> dict[str, Any]:
-    results, errors = folder / f"{name}.json", folder / f"{name}.errors"
-    command = [sys.executable, __file__, "--part", name, "--out", str(results), "--seconds", str(seconds)]
-    command += ["--smoke"] if smoke else []
-    started = time.monotonic()
-    message = None
-    with errors.open("w") as stream:
+class PartProcess:
+    """A part's process: it imports what it needs, and waits for its turn."""
+
+    def __init__(self, name: str, folder: Path, smoke: bool) -> None:
+        self.results, self.errors = folder / f"{name}.json", folder / f"{name}.errors"
+        command = [sys.executable, __file__, "--part", name, "--out", str(self.results)]
+        command += ["--smoke"] if smoke else []
+        with self.errors.open("w") as stream:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stream, text=True)
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """What the part measures in its turn."""
+        started = time.monotonic()
+        status, message = "done", None
         try:
-            code = subprocess.run(command, stderr=stream, timeout=seconds).returncode
-            status = "failed" if code else "done"
+            self.process.communicate(f"{seconds}\n", timeout=seconds)
         except subprocess.TimeoutExpired:
             status = "timed out"
-    if status == "failed":
-        lines = errors.read_text(errors="replace").strip().splitlines()
-        message = lines[-1] if lines else f"exit status {code}"
-        print("\n".join(lines[-30:]), file=sys.stderr)
-    return {
-        "status": status,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "message": message,
-        "seconds": round(time.monotonic() - started, 1),
-        "clocks": _clocks(),
-        "results": read_json(results) if results.exists() else [],
-    }
+            self.end()
+        if status == "done" and self.process.returncode:
+            status = "failed"
+            lines = self.errors.read_text(errors="replace").strip().splitlines()
+            message = lines[-1] if lines else f"exit status {self.process.returncode}"
+            print("\n".join(lines[-30:]), file=sys.stderr)
+        return {
+            "status": status,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "message": message,
+            "seconds": round(time.monotonic() - started, 1),
+            "clocks": _clocks(),
+            "results": read_json(self.results) if self.results.exists() else [],
+        }
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @contextlib.contextmanager

@@ -247,13 +247,13 @@ def test_a_failure_does_not_end_a_part(bench: Bench) -> None:
 
 
 def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    part = gpu._in_own_process("rates", tmp_path, 0.01, smoke=True)
+    part = gpu.PartProcess("rates", tmp_path, smoke=True).run(0.01)
     assert (part["status"], part["results"]) == ("timed out", [])
 
 
 def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "nothing.py"))
-    part = gpu._in_own_process("rates", tmp_path, 60.0, smoke=True)
+    part = gpu.PartProcess("rates", tmp_path, smoke=True).run(60.0)
     assert part["status"] == "failed"
     assert "No such file" in part["message"]
 
