@@ -141,29 +141,40 @@ def test_unknown_corpora_are_refused() -> None:
     batch_size=st.integers(1, 5),
     context=st.integers(1, 20),
     seed=st.integers(0, 2**40),
+    shifted=st.booleans(),
 )
-def test_an_epoch_visits_each_window_once(length: int, batch_size: int, context: int, seed: int) -> None:
+def test_an_epoch_visits_each_window_once(length: int, batch_size: int, context: int, seed: int, shifted: bool) -> None:
     store = store_of(list(range(length)))
-    if (length - 1) // context < batch_size:
+    settings = {"batch_size": batch_size, "context": context, "seed": seed, "shifted": shifted}
+    if (length - (context if shifted else 1)) // context < batch_size:
         with pytest.raises(UserError, match=f"has {length:,} tokens, fewer than one batch of"):
-            Batches(store, batch_size=batch_size, context=context, seed=seed)
+            Batches(store, **settings)
         return
-    batches = Batches(store, batch_size=batch_size, context=context, seed=seed)
-    starts = []
-    for step in range(batches.steps_per_epoch):
-        batch = batches.at(step)
-        assert batch.shape == (batch_size, context + 1)
-        assert (np.diff(batch, axis=1) == 1).all()
-        starts += batch[:, 0].tolist()
-    assert len(set(starts)) == len(starts)
-    assert all(start % context == 0 for start in starts)
+    batches = Batches(store, **settings)
+    for epoch in range(3):
+        starts = []
+        for step in range(batches.steps_per_epoch):
+            batch = batches.at(epoch * batches.steps_per_epoch + step)
+            assert batch.shape == (batch_size, context + 1)
+            assert (np.diff(batch, axis=1) == 1).all()
+            starts += batch[:, 0].tolist()
+        assert len(set(starts)) == len(starts)
+        shifts = {start % context for start in starts}
+        assert len(shifts) == 1 if shifted else shifts == {0}
 
 
-def test_a_batch_is_a_function_of_seed_and_step() -> None:
+def test_shifted_epochs_cut_the_text_at_different_places() -> None:
+    batches = Batches(store_of(list(range(1000))), batch_size=2, context=16, seed=0, shifted=True)
+    shifts = {int(batches.at(epoch * batches.steps_per_epoch)[0, 0]) % 16 for epoch in range(200)}
+    assert shifts == set(range(16))
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_batch_is_a_function_of_seed_and_step(shifted: bool) -> None:
     store = store_of(list(range(1000)))
 
     def batches(seed: int) -> Batches:
-        return Batches(store, batch_size=4, context=10, seed=seed)
+        return Batches(store, batch_size=4, context=10, seed=seed, shifted=shifted)
 
     one, other = batches(1), batches(1)
     for step in (30, 7, 0, 100, 7):

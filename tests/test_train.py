@@ -1,6 +1,7 @@
 """Training: every model learns, as its config says."""
 
 import dataclasses
+import functools
 import math
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder, TrainConfig, decisive
 from logdepth.runs.tensors import load_tensors
-from logdepth.train import Trainer, compile_model, train
+from logdepth.train import Trainer, compile_model, make_faster, train
 from logdepth.train.optimizer import build_optimizer, learning_rate
 from tests.run_folders import TRAIN, measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
@@ -75,7 +76,7 @@ def test_micro_batches_give_the_gradient_of_the_batch(corpus: Path, tmp_path: Pa
             torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"micro_batch": 3}, {"reset_at_documents": True}])
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 3}, {"reset_at_documents": True}, {"shift_windows": True}])
 def test_accelerate_changes_nothing_on_the_cpu_and_says_so(
     changes: dict[str, Any], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +136,19 @@ def test_the_loss_of_a_compiled_model_is_compiled(monkeypatch: pytest.MonkeyPatc
     assert model.loss(tokens, tokens) == loss
     assert compiled == ["loss"]
     assert set(model.state_dict()) == names
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns of its own insides
+def test_models_compiled_before_do_not_use_up_the_recompilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of a sweep compile the same code for other rates of dropout."""
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for dropout in (0.1, 0.2, 0.3):
+            model = dataclasses.replace(SMALL_MODELS["transformer-sinusoidal"], dropout=dropout).build(13)
+            assert make_faster(model, accelerate=False, compiled=True) is None
+            assert model(tokens).isfinite().all()
 
 
 def test_seeds_decide(corpus: Path, tmp_path: Path) -> None:

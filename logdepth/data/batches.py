@@ -14,25 +14,30 @@ Window = NDArray[np.int64]
 
 
 class Batches:
-    """Every epoch visits each window of `context` tokens at most once, shuffled anew; any step can be replayed."""
+    """Every epoch visits each window of `context` tokens at most once, shuffled anew; any step can be replayed.
 
-    def __init__(self, store: TokenStore, *, batch_size: int, context: int, seed: int) -> None:
+    Windows start at multiples of `context`; where they are `shifted`, as far behind these as each epoch draws anew.
+    """
+
+    def __init__(self, store: TokenStore, *, batch_size: int, context: int, seed: int, shifted: bool = False) -> None:
         self.store, self.batch_size, self.context, self.seed = store, batch_size, context, seed
-        self.steps_per_epoch = (len(store) - 1) // context // batch_size
-        if not self.steps_per_epoch:
+        self.num_shifts = context if shifted else 1
+        self.steps_per_epoch = (len(store) - self.num_shifts) // context // batch_size
+        if self.steps_per_epoch < 1:
             info = store.info
             raise UserError(
                 f"the {info.split} split of '{info.corpus}' has {info.tokens:,} tokens, fewer than one batch of "
-                f"{batch_size} × {context} + 1; lower --train.batch-size or --train.context"
+                f"{batch_size} × {context} + {self.num_shifts}; lower --train.batch-size or --train.context"
             )
-        self.windows = sliding_window_view(store.tokens, context + 1)[::context]  # a view; nothing is read yet
+        self.windows = sliding_window_view(store.tokens, context + 1)  # a view; nothing is read yet
 
     def at(self, step: int) -> Window:
         """The batch of a step: `[batch_size, context + 1]`, inputs and targets shifted by one."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        order = _order(len(self.windows), self.seed, epoch)
+        windows = self.windows[_shift(self.num_shifts, self.seed, epoch) :: self.context]
+        order = _order(len(windows), self.seed, epoch)
         chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
-        return self.windows[chosen].astype(np.int64)
+        return windows[chosen].astype(np.int64)
 
 
 def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
@@ -45,3 +50,7 @@ def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
 @functools.lru_cache(maxsize=2)
 def _order(num_windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_windows)
+
+
+def _shift(num_shifts: int, seed: int, epoch: int) -> int:
+    return int(np.random.default_rng([seed, epoch, 1]).integers(num_shifts))

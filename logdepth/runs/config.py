@@ -34,6 +34,8 @@ class TrainConfig:
     """Windows in a step."""
     context: int = 512
     """Tokens in a window."""
+    shift_windows: bool = False
+    """Whether each epoch cuts the text into windows at a place of its own, rather than all at the same."""
     micro_batch: int | None = None
     """Windows that go through the model at once; a step adds up the gradients of its micro-batches."""
     reset_at_documents: bool = False

@@ -24,7 +24,6 @@ from optuna.trial import Trial, TrialState
 import logdepth
 from logdepth.atomic import alone
 from logdepth.config import difference, flattened, override, to_dict
-from logdepth.data import Batches
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import recipe
@@ -36,7 +35,7 @@ from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
 from logdepth.sweep.study import TERMS, TEXT, Search, agree, open_study
 from logdepth.sweep.watch import QuietPart, TrialWatch
-from logdepth.train import DivergedError, Interrupted, Standing, checked_and_prepared, resume, train
+from logdepth.train import DivergedError, Interrupted, Standing, batches_of, checked_and_prepared, resume, train
 
 LOOK_SECONDS = 1.0
 """Between looks at the trials of others."""
@@ -297,7 +296,7 @@ def _refuse_what_cannot_train(config: RunConfig, data_dir: Path | None) -> None:
     """Tells a bad point from a bad machine: what is refused here is refused everywhere."""
     store = checked_and_prepared(config, data_dir).stores["train"]
     try:
-        Batches(store, batch_size=config.train.batch_size, context=config.train.context, seed=config.seed)
+        batches_of(config, store)
     except UserError as error:
         raise RefusedError(str(error)) from None
 

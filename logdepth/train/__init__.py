@@ -1,7 +1,7 @@
 """Training: one run, from a config to weights, resumable to the bit."""
 
 from logdepth.train.interrupt import Interrupted
-from logdepth.train.loop import DivergedError, Standing, Trainer, compile_model, repeatable
+from logdepth.train.loop import DivergedError, Standing, Trainer, batches_of, compile_model, make_faster, repeatable
 from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_whole_paths
 from logdepth.train.watch import Watch
 
@@ -11,8 +11,10 @@ __all__ = [
     "Standing",
     "Trainer",
     "Watch",
+    "batches_of",
     "checked_and_prepared",
     "compile_model",
+    "make_faster",
     "prepared_for",
     "repeatable",
     "resume",

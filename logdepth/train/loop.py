@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.capture import Captured
-from logdepth.data import Batches, Prepared, document_bounds
+from logdepth.data import Batches, Prepared, TokenStore, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, perplexity
 from logdepth.models import LanguageModel, ScanLM, num_parameters
@@ -73,9 +73,7 @@ class Trainer:
         self.folder, self.config, self.device, self.watch = folder, config, device, watch or Watch()
         train = config.train
         self.valid = prepared.stores["valid"]
-        self.batches = Batches(
-            prepared.stores["train"], batch_size=train.batch_size, context=train.context, seed=config.seed
-        )
+        self.batches = batches_of(config, prepared.stores["train"])
         self.separator = prepared.stores["train"].info.separator if train.reset_at_documents else None
         self.valid.refuse_if_nothing_to_predict()
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
@@ -100,26 +98,21 @@ class Trainer:
 
     def _make_faster(self) -> None:
         """Fused kernels, compiled code and a captured step: what the config asks for and the run allows."""
-        train, fused = self.config.train, False
-        if train.accelerate and self.device.type != "cuda":
+        train = self.config.train
+        accelerate = train.accelerate and self.device.type == "cuda"
+        if train.accelerate and not accelerate:
             self.remarks.append(f"train.accelerate changes nothing on the {self.device.type}: it is for CUDA")
-        elif train.accelerate:
-            reason = self.model.accelerate()
-            if reason is not None:
-                self.remarks.append(reason)
-            fused = reason is None and isinstance(self.model, ScanLM)
-            if self.separator is None:
-                self.captured = Captured(
-                    self._gradients_and_update,
-                    clone=True,  # losses are looked at many steps later
-                    changes=self.model.parameters(),
-                    say=lambda line: self.progress.say(line),
-                )
-            else:
-                self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
-        if train.compile and not fused:  # fused operators are compiled already
-            torch.compiler.reset()  # runs before this one in the process would count against its recompilations
-            compile_model(self.model)
+        if reason := make_faster(self.model, accelerate=accelerate, compiled=train.compile):
+            self.remarks.append(reason)
+        if accelerate and self.separator is None:
+            self.captured = Captured(
+                self._gradients_and_update,
+                clone=True,  # losses are looked at many steps later
+                changes=self.model.parameters(),
+                say=lambda line: self.progress.say(line),
+            )
+        elif accelerate:
+            self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
 
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
@@ -346,6 +339,24 @@ class Trainer:
         load_weights(self.model, _below("model/", tensors), self.folder.checkpoint)
         restore_optimizer(self.model, self.optimizer, _below("optimizer/", tensors))
         self.standing = Standing(**record["standing"])
+
+
+def batches_of(config: RunConfig, store: TokenStore) -> Batches:
+    """What a run trains on, step by step."""
+    train = config.train
+    return Batches(
+        store, batch_size=train.batch_size, context=train.context, seed=config.seed, shifted=train.shift_windows
+    )
+
+
+def make_faster(model: LanguageModel, *, accelerate: bool, compiled: bool) -> str | None:
+    """Fused kernels and compiled code, as asked for; why there are no fused kernels, if so."""
+    reason = model.accelerate() if accelerate else None
+    fused = accelerate and reason is None and isinstance(model, ScanLM)
+    if compiled and not fused:  # fused operators are compiled already
+        torch.compiler.reset()  # what ran before in this process would count against the model's recompilations
+        compile_model(model)
+    return reason
 
 
 def compile_model(model: LanguageModel) -> None:
