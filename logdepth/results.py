@@ -209,6 +209,8 @@ class TimingResult:
     models: tuple[ModelTimings, ...]
     accelerated: bool = False
     """Whether CUDA graphs were on, and fused kernels for models that have them."""
+    compiled: bool = False
+    """Whether torch.compile was on, for models without fused kernels."""
     made: str
     """The command."""
 

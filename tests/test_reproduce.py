@@ -357,6 +357,17 @@ def test_untimed_and_faster_runs_are_the_same(
     assert [run.test for run in found.runs] == [run.test for run in read_results(plain / "results").runs]
 
 
+def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr("logdepth.train.loop.compile_model", lambda model: compiled.append(type(model).__name__))
+    arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--compile"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert compiled == ["ScanLM", "Transformer"] * 2, "in training, then for the times"
+    (times,) = (tmp_path / "results").glob("timing-*.json")
+    assert times.stem.endswith("-compiled")
+    assert [one.compiled for one in read_results(tmp_path / "results").timings] == [True]
+
+
 def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, elsewhere = tmp_path / "study", write_corpus(tmp_path / "elsewhere", count=160)
     (elsewhere / "train.txt").unlink()  # nobody trains on it

@@ -43,7 +43,7 @@ class ReproduceCommand:
     accelerate: Switch = False
     """Train and measure with fused kernels and CUDA graphs, where there are any for the model and the device."""
     compile: Switch = False
-    """torch.compile, in training."""
+    """torch.compile, in training and for the times."""
     untimed: Switch = False
     """Leave out the times: where something else runs on the machine they would mean nothing."""
     out: Path | None = None

@@ -19,7 +19,7 @@ from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import Precision, RunFolder, device_named
 from logdepth.runs.environment import environment
 from logdepth.timing import Timing, What, time_model
-from logdepth.train import compile_model
+from logdepth.train import make_faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     device = device_named(command.device, "--device")
     model = _model(command.model, device)
-    if command.accelerate and (reason := model.accelerate()):
+    if reason := make_faster(model, accelerate=command.accelerate, compiled=command.compile):
         print(reason, file=sys.stderr)
-    if command.compile:
-        compile_model(model)
     timings: list[Timing] = []
     with Progress(f"timing {command.model}", len(contexts), unit="lengths") as progress:
         for timing in time_model(

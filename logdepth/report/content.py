@@ -223,8 +223,8 @@ def _times(result: TimingResult, number: int) -> Table:
     attention = [
         f"{title_of(model.row)}: {model.timings[0].attention}" for model in result.models if model.timings[0].attention
     ]
-    fast = "CUDA graphs, and fused kernels where the model has them; layers not compiled"
-    how = fast if result.accelerated else "operators and layers not compiled"
+    fast = "CUDA graphs, and fused kernels where the model has them; " if result.accelerated else ""
+    how = f"{fast}{'other' if fast else 'operators and'} layers {'' if result.compiled else 'not '}compiled"
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
         title=f"Microseconds a token by context length, {result.what} pass on {device}",

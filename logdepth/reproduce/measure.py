@@ -32,7 +32,7 @@ from logdepth.results import (
 from logdepth.runs import LoadedRun, RunFolder
 from logdepth.runs.environment import environment
 from logdepth.timing import Timing, time_model
-from logdepth.train import Standing, repeatable
+from logdepth.train import Standing, make_faster, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
@@ -98,18 +98,19 @@ def measure_run(
 def measure_times(
     study: Study,
     rows: Sequence[str],
-    accelerated: bool,
     device: torch.device,
     on_progress: Callable[[float], None],
+    *,
+    accelerated: bool,
+    compiled: bool,
 ) -> TimingResult:
     """Every model at every length, in turn, so that what slows the machine for a while slows them all."""
     configs = [study.rows[row] for row in rows]
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
-    if accelerated:
-        for model in models:
-            model.accelerate()  # those without fused kernels have CUDA graphs alone
+    for model in models:
+        make_faster(model, accelerate=accelerated, compiled=compiled)
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
@@ -138,6 +139,7 @@ def measure_times(
         precision=precision,
         environment=_without_command(environment(device)),
         accelerated=accelerated,
+        compiled=compiled,
         models=tuple(
             ModelTimings(
                 recipe=study.recipe(row),

@@ -85,8 +85,9 @@ class _Work:
         first = study.rows[study.models[0]]
         self.device = device_named(first.train.device)
         # Of all models or of none: their times stand side by side.
-        accelerate = all(study.rows[row].train.accelerate for row in study.models)
-        self.accelerated = accelerate and self.device.type == "cuda"
+        configs = [study.rows[row].train for row in study.models]
+        self.accelerated = all(train.accelerate for train in configs) and self.device.type == "cuda"
+        self.compiled = all(train.compile for train in configs)
         use_threads(first)
 
     def prepare(self) -> None:
@@ -183,7 +184,10 @@ class _Work:
     def _do_times(self, share: float) -> None:
         part = Part(self.progress, "timing", 1, share)
         rows = self._rows_to_time()
-        write_result(self._timing_file(), measure_times(self.study, rows, self.accelerated, self.device, part.update))
+        times = measure_times(
+            self.study, rows, self.device, part.update, accelerated=self.accelerated, compiled=self.compiled
+        )
+        write_result(self._timing_file(), times)
 
     def _give_way(self) -> None:
         """Measuring and timing keep nothing of what they have begun: the budget ends between them, or in training."""
@@ -249,7 +253,7 @@ class _Work:
         return self.out / "results" / f"{self.study.recipe(row)}-{config.seed}.json"
 
     def _timing_file(self) -> Path:
-        how = "-accelerated" if self.accelerated else ""
+        how = ("-accelerated" if self.accelerated else "") + ("-compiled" if self.compiled else "")
         return self.out / "results" / f"timing-{name_of_machine(self.device)}{how}.json"
 
 
