@@ -68,7 +68,6 @@ def main() -> None:
     arguments = parser.parse_args()
     device = device_named(arguments.device)
     facts = environment(device)
-    del facts["command"]  # it names folders of this machine
     results: dict[str, Any] = {"environment": facts, "recipe": arguments.recipe, "steps": arguments.steps, "runs": []}
     base = recipe(arguments.recipe)
     with tempfile.TemporaryDirectory() as folder:

@@ -172,7 +172,6 @@ def _compile_caches(folder: str) -> Iterator[None]:
 
 def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
     facts = environment(device)
-    del facts["command"]  # it names folders of this machine
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         facts["triton"] = importlib.metadata.version("triton")
     clocks = _clocks()

@@ -143,7 +143,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     device = device_named(arguments.device)
     facts = environment(device)
-    del facts["command"]  # it names folders of this machine
     results = {"environment": facts, "bar": BAR, "rows": []}
     print(f"{'recipe':<36} {'batch':>8} {'ms a step':>10} {'tokens/s':>10}  not in the model")
     for name, config in cases(device).items():

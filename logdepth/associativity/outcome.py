@@ -110,11 +110,12 @@ class Associativity:
 
     def error_over_scan(self, tree: str) -> float | None:
         """Standard error of that ratio: the two losses are compared part by part. None where there is one part, or a
-        loss without end."""
+        loss or ratio without end."""
         pairs = zip(self.trees[tree].losses, self.trees[SCAN].losses, strict=True)
         more = [other - scan for other, scan in pairs]
-        told = len(more) > 1 and all(map(math.isfinite, more))
-        return self.over_scan(tree) * statistics.stdev(more) / math.sqrt(len(more)) if told else None
+        over_scan = self.over_scan(tree)
+        told = len(more) > 1 and all(map(math.isfinite, (*more, over_scan)))
+        return over_scan * statistics.stdev(more) / math.sqrt(len(more)) if told else None
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""

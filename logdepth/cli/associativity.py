@@ -15,7 +15,9 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, ScanLMConfig
+from logdepth.report.table import Spread
 from logdepth.runs import Precision, RunFolder, Weights, device_named
+from logdepth.runs.environment import command as typed
 from logdepth.runs.environment import environment
 from logdepth.train import prepared_for
 
@@ -86,6 +88,7 @@ def run(arguments: Sequence[str]) -> int:
         "step": loaded.step,
         "model": to_dict(config)["model"],
         "environment": environment(device),
+        "command": typed(),
     }
     record = found.as_dict() | facts
     write_json(out / "associativity.json", record)
@@ -122,4 +125,4 @@ def _row(one: Distance, untrained: Untrained | None) -> tuple[Any, ...]:
 def _tree_row(tree: str, found: Associativity) -> tuple[str, ...]:
     whole, error = found.trees[tree].whole, found.error_over_scan(tree)
     over_scan = (f"{found.over_scan(tree):.4f}", "–" if error is None else f"{error:.4f}")
-    return tree, f"{whole.token_perplexity:,.2f}", *over_scan, f"{whole.bits_per_byte:.4f}"
+    return tree, f"{whole.token_perplexity:,.2f}", *over_scan, str(Spread(whole.bits_per_byte, None, 4))

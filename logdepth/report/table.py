@@ -21,6 +21,10 @@ LATEX_SIGNS = {
 }
 
 
+HUGE = 1e9
+"""From here on a number is shown by its size: losses of models that fail have twenty digits and more."""
+
+
 class Spread(NamedTuple):
     """A mean over seeds and its standard deviation, None where there is one seed only."""
 
@@ -35,7 +39,8 @@ class Spread(NamedTuple):
         return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
     def __str__(self) -> str:
-        mean = f"{self.mean:,.{self.digits}f}"
+        is_long = HUGE < abs(self.mean) < math.inf
+        mean = f"{self.mean:.1e}" if is_long else f"{self.mean:,.{self.digits}f}"
         return mean if self.deviation is None else f"{mean} ± {self.deviation:,.{self.digits}f}"
 
 

@@ -1,9 +1,7 @@
 """From a finished run to its result file's content; and the times of all models of a study, in one sitting."""
 
 import datetime
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ from logdepth.results import (
     slug,
 )
 from logdepth.runs import LoadedRun, RunFolder
-from logdepth.runs.environment import environment
+from logdepth.runs.environment import command, environment
 from logdepth.timing import Timing, time_model
 from logdepth.train import Standing, make_faster, repeatable
 
@@ -72,7 +70,7 @@ def measure_run(
         config=loaded.config,
         parameters=num_parameters(loaded.model),
         data=DataFacts.of(prepared),
-        environment=_without_command(folder.environment()),
+        environment={name: fact for name, fact in folder.environment().items() if name != "command"},
         steps=standing.step,
         best_step=standing.best_step,
         finished=standing.finished,
@@ -137,7 +135,7 @@ def measure_times(
         corpus=study.corpus,
         what="forward",
         precision=precision,
-        environment=_without_command(environment(device)),
+        environment=environment(device),
         accelerated=accelerated,
         compiled=compiled,
         models=tuple(
@@ -158,11 +156,6 @@ def name_of_machine(device: torch.device) -> str:
     facts = environment(device)
     decides = [facts[name] for name in ("platform", "processor", "cores", "threads", "device", "torch", "cuda")]
     return f"{slug(str(facts['device']))}-{key_of(decides)[:6]}"
-
-
-def command() -> str:
-    """What was typed, as it can be typed again."""
-    return shlex.join(["logdepth", *sys.argv[1:]])
 
 
 def _evaluations(
@@ -206,7 +199,3 @@ def _samples(loaded: LoadedRun, prompt: str) -> tuple[Sample, ...]:
 
 def _curve(metrics: list[dict[str, Any]], kind: str, field: str) -> tuple[CurvePoint, ...]:
     return tuple(CurvePoint(step=line["step"], loss=round(line[field], 6)) for line in metrics if line["kind"] == kind)
-
-
-def _without_command(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if name != "command"}

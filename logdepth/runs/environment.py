@@ -1,9 +1,10 @@
-"""What a run ran on: versions, device, threads, and the command that started it."""
+"""What a run ran on: versions, device and threads; and the command that started it."""
 
 import contextlib
 import os
 import platform
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
-        "command": sys.argv,
     }
+
+
+def command() -> str:
+    """What was typed, as it can be typed again."""
+    return shlex.join(["logdepth", *sys.argv[1:]])
 
 
 def _processor_name() -> str | None:

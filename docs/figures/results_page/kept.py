@@ -30,6 +30,8 @@ class Kept(NamedTuple):
     """In the order of `STUDIES`; those that are not in it last."""
     sweeps: dict[str, dict[str, Any]]
     associativity: dict[str, Associativity]
+    commands: dict[str, str]
+    """A study of associativity → what was typed."""
     sources: dict[str, str]
     """A study, or a study of associativity → its place in results/, and a hash of what is there."""
 
@@ -43,6 +45,7 @@ def read_kept(folder: Path) -> Kept:
         studies={name: read_results(studies[name]) for name in names},
         sweeps={path.stem: _read_sweep(path) for path in sweeps},
         associativity={path.stem: Associativity.from_dict(read_json(path), str(path)) for path in associativity},
+        commands={path.stem: str(read_json(path).get("command")) for path in associativity},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
     )
