@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from logdepth.associativity import Associativity, Distance, InParts, Law
 from logdepth.evaluate import evaluate
@@ -63,7 +64,7 @@ def add_study(folder: Path, seeds: int = 3, models: tuple[str, ...] = MODELS, **
     write_result(folder / "timing-cpu.json", a_timing(folder.name))
 
 
-def add_sweep(path: Path) -> None:
+def add_sweep(path: Path, **changes: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     best = {
         "trial": 4,
@@ -78,11 +79,11 @@ def add_sweep(path: Path) -> None:
             "dropout": {"low": 0.0, "high": 0.4, "step": 0.05, "log": False},
             "model.depth": [1, 2, None],
         },
-        "config": {"train": {"max_steps": None, "epochs": 12}},
+        "config": {"train": {"max_steps": None, "epochs": 12}, "data": {"corpus": "ptb"}},
         "best": best,
         "trials": [best, {"trial": 5, "state": "pruned", "loss": None, "params": {}}],
     }
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(record | changes))
 
 
 def an_associativity(laws: tuple[Law, ...] = ("up", "down", "mixed")) -> Associativity:

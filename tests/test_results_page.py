@@ -27,7 +27,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept") / "results"
     for study in STUDIES:
         add_study(folder / study)
-    add_sweep(folder / "sweeps" / "ptb-ar-grc.json")
+    add_sweep(folder / "sweeps" / "ptb" / "ptb-ar-grc.json")
     add_associativity(folder / "associativity" / "wikitext2-ar-grc.json", an_associativity())
     return folder
 
@@ -77,7 +77,7 @@ def test_everything_is_written_and_drawn(everything: Path, tmp_path: Path) -> No
     linked = set(re.findall(r"\((figures/results-[\w-]+\.svg)\)", text))
     linked |= {path.removeprefix("docs/") for path in re.findall(r"\((docs/[\w/-]+\.svg)\)", readme.read_text())}
     assert {path.name for path in stale.parent.iterdir()} == {Path(path).name for path in linked}
-    assert len(linked) == 3 * len(STUDIES) + 3
+    assert len(linked) == 3 * len(STUDIES) + 4
     assert readme.read_text().startswith(f"before\n{BEGIN}| study | model |")
     assert readme.read_text().endswith(f".svg)\n{END}\nafter\n")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -112,7 +112,8 @@ def test_the_script_runs_from_any_folder_and_finds_its_parts(tmp_path: Path) -> 
     ("file", "words"),
     [
         ("ptb/a.json", "is not a result file of logdepth"),
-        ("sweeps/a.json", "is not the sweep.json of a sweep; move it away"),
+        ("sweeps/ptb/a.json", "is not the sweep.json of a sweep; move it away"),
+        ("sweeps/a.json", "belongs in a folder of its own, named for the study that it was for"),
         ("associativity/a.json", "does not hold what `logdepth associativity` writes"),
     ],
 )

@@ -97,17 +97,21 @@ def test_folders_of_other_names_are_shown_too(tmp_path: Path) -> None:
     assert others(kept).startswith("## text-mine\n**Test perplexity")
 
 
-def test_a_sweep(tmp_path: Path) -> None:
-    add_sweep(tmp_path / "sweeps" / "ptb-ar-grc.json")
+def test_sweeps_of_a_study_stand_side_by_side(tmp_path: Path) -> None:
+    folder = tmp_path / "sweeps" / "ptb-tuned"
+    add_sweep(folder / "a.json", recipe="ptb-transformer-alibi", space={"dropout": [0.1, 0.2]}, best=None)
+    add_sweep(folder / "b.json")
     text = sweeps(read_kept(tmp_path))
-    assert text.startswith("**ptb-ar-grc: 2 trials**")
-    assert "| train.learning_rate | 0.0001 to 0.01, logarithmic | 0.001235 |" in text
-    assert "| dropout | 0 to 0.4, in steps of 0.05 | 0.2 |" in text
-    assert "| model.depth | 1, 2, – | – |" in text
-    assert (
-        "1 complete, 1 pruned. A trial spans 12 epochs unless that is searched. Best: trial 4, validation loss 3.2500."
-        in text
-    )
+    assert "(figures/results-sweeps-ptb-tuned.svg)" in text
+    assert "**PTB, tuned: sweeps**" in text
+    assert "| field | searched | AR-GRC | Transformer (ALiBi) |" in text
+    assert "| train.learning_rate | 0.0001 to 0.01, logarithmic | 0.001235 | – |" in text
+    assert "| dropout | 0 to 0.4, in steps of 0.05 | 0.2 | – |" in text
+    assert "| dropout | 0.1, 0.2 | – | – |" in text
+    assert "| model.depth | 1, 2, – | – | – |" in text
+    assert "| validation loss |  | 3.2500 | – |" in text
+    assert "| trials |  | 1 complete, 1 pruned | 1 complete, 1 pruned |" in text
+    assert "A trial spans 12 epochs unless that is searched." in text
 
 
 def test_associativity_is_read_as_it_was_written() -> None:

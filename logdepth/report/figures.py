@@ -66,7 +66,7 @@ def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
 
 
 def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
+    for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
         contexts = sorted({one.context for run in seeds for one in run.test})
         values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
         _line(axes, number, title_of(row), contexts, values)
@@ -78,7 +78,7 @@ def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
 
 
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
+    for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
         binned = [dict(_binned(run)) for run in seeds]
         places = sorted(set.intersection(*(set(one) for one in binned)))
         _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
@@ -94,14 +94,14 @@ def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
 
 
 def draw_times(axes: "Axes", result: TimingResult) -> None:
-    for number, (_, model) in _numbered({model.row: model for model in result.models}, result.corpus):
+    for number, (_, model) in numbered({model.row: model for model in result.models}, result.corpus):
         contexts = [one.context for one in model.timings]
         tokens = [one.context * one.batch_size for one in model.timings]
         middle = [1e3 * one.milliseconds / count for one, count in zip(model.timings, tokens, strict=True)]
         low = [1e3 * one.lower_quartile / count for one, count in zip(model.timings, tokens, strict=True)]
         high = [1e3 * one.upper_quartile / count for one, count in zip(model.timings, tokens, strict=True)]
-        axes.fill_between(contexts, low, high, color=_colour(number), alpha=0.15, linewidth=0)
-        axes.plot(contexts, middle, color=_colour(number), marker=_marker(number), label=title_of(model.row))
+        axes.fill_between(contexts, low, high, color=colour_of(number), alpha=0.15, linewidth=0)
+        axes.plot(contexts, middle, color=colour_of(number), marker=marker_of(number), label=title_of(model.row))
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
@@ -111,11 +111,11 @@ def draw_times(axes: "Axes", result: TimingResult) -> None:
 def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for number, (row, seeds) in _numbered(by_row(runs), runs[0].data.corpus):
+    for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
         for place, run in enumerate(seeds):
             steps, losses = [one.step for one in run.valid_curve], [one.loss for one in run.valid_curve]
             label = title_of(row) if not place else None
-            axes.plot(steps, losses, color=_colour(number), marker=_marker(number), markersize=3, label=label)
+            axes.plot(steps, losses, color=colour_of(number), marker=marker_of(number), markersize=3, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("validation loss, nats a token")
@@ -144,8 +144,8 @@ def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: 
         spread = [statistics.stdev(one) if len(one) > 1 else 0.0 for one in values]
         low = [mean - one for mean, one in zip(means, spread, strict=True)]
         high = [mean + one for mean, one in zip(means, spread, strict=True)]
-        axes.fill_between(places, low, high, color=_colour(number), alpha=0.15, linewidth=0)
-    axes.plot(places, means, color=_colour(number), marker=_marker(number), label=label)
+        axes.fill_between(places, low, high, color=colour_of(number), alpha=0.15, linewidth=0)
+    axes.plot(places, means, color=colour_of(number), marker=marker_of(number), label=label)
 
 
 def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
@@ -180,16 +180,16 @@ def _plain_ticks(axes: "Axes") -> None:
     axes.tick_params(colors=INK)
 
 
-def _numbered(rows: "Mapping[str, Model]", corpus: str) -> "Iterator[tuple[int, tuple[str, Model]]]":
+def numbered(rows: "Mapping[str, Model]", corpus: str) -> "Iterator[tuple[int, tuple[str, Model]]]":
     """Each model with the number of its colour: the same in all figures of a corpus, whichever models are there."""
     known = list(rows_of(corpus))
     places = [*known, *(row for row in rows if row not in known)]
     return ((places.index(row), (row, model)) for row, model in rows.items())
 
 
-def _colour(number: int) -> str:
+def colour_of(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _marker(number: int) -> str:
+def marker_of(number: int) -> str:
     return MARKERS[number % len(MARKERS)]

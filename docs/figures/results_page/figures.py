@@ -1,14 +1,25 @@
 """The figures of the page: what each shows and of which data it is, before any of them is drawn."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logdepth.associativity import drawn as associativity_drawn
-from logdepth.report.content import device_of
-from logdepth.report.figures import draw_contexts, draw_positions, draw_times, draw_training, side_by_side
+from logdepth.report.content import device_of, title_of
+from logdepth.report.figures import (
+    colour_of,
+    draw_contexts,
+    draw_positions,
+    draw_times,
+    draw_training,
+    marker_of,
+    numbered,
+    side_by_side,
+)
 from logdepth.results import TimingResult, slug
-from results_page.kept import Kept, label_of
+from results_page.kept import Kept, Sweep, label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +50,7 @@ def figure(kept: Kept, name: str) -> str:
 def page_plans(kept: Kept) -> dict[str, Plan]:
     """Name → the figures of the page."""
     of_studies = [pair for name in kept.studies for pair in _study_plans(kept, name)]
-    return dict([*of_studies, *_associativity_plans(kept)])
+    return dict([*of_studies, *_sweep_plans(kept), *_associativity_plans(kept)])
 
 
 def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
@@ -69,6 +80,39 @@ def time_panels(timings: Sequence[TimingResult]) -> "Panels":
         f"Forward pass, {device_of(one)}" + (f" ({number})" if number else ""): partial(draw_times, result=one)
         for number, one in enumerate(timings)
     }
+
+
+def sweeps_figure(study: str) -> str:
+    return f"sweeps-{slug(study)}"
+
+
+def _sweep_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
+    for study, sweeps in kept.sweeps.items():
+        caption = (
+            f"{label_of(study)}: the lowest validation loss after so many trials, and that of each trial; "
+            "hollow: pruned, with its loss by then."
+        )
+        panels: Panels = {"Sweeps": partial(_draw_sweeps, sweeps=sweeps)}
+        yield sweeps_figure(study), Plan(caption, kept.sources[f"sweeps/{study}"], partial(side_by_side, panels))
+
+
+def _draw_sweeps(axes: "Axes", sweeps: Mapping[str, Sweep]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    (corpus,) = {sweep["config"]["data"]["corpus"] for sweep in sweeps.values()}
+    for number, (row, sweep) in numbered(sweeps, corpus):
+        trials = [(place, one) for place, one in enumerate(sweep["trials"], 1) if one["loss"] is not None]
+        lowest = itertools.accumulate(
+            (one["loss"] if one["state"] == "complete" else math.inf for _, one in trials), min
+        )
+        look: Any = {"color": colour_of(number), "linestyle": "none", "marker": marker_of(number), "markersize": 5}
+        for place, one in trials:
+            axes.plot(place, one["loss"], fillstyle="full" if one["state"] == "complete" else "none", alpha=0.6, **look)
+        places = [place for place, _ in trials]
+        axes.step(places, list(lowest), where="post", color=colour_of(number), label=title_of(row))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("trial")
+    axes.set_ylabel("validation loss, nats a token")
 
 
 def associativity_figure(name: str) -> str:

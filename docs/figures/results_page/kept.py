@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from logdepth.associativity import Associativity
 from logdepth.atomic import read_json
 from logdepth.errors import UserError
+from logdepth.recipes import rows_of
 from logdepth.results import Results, read_results
 
 STUDIES = {
@@ -23,12 +24,17 @@ STUDIES = {
 NO_STUDIES = {"demo", "sweeps", "associativity"}
 
 
+Sweep = dict[str, Any]
+"""The sweep.json of one."""
+
+
 class Kept(NamedTuple):
     """All that results/ holds."""
 
     studies: dict[str, Results]
     """In the order of `STUDIES`; those that are not in it last."""
-    sweeps: dict[str, dict[str, Any]]
+    sweeps: dict[str, dict[str, Sweep]]
+    """A study → a model → what was searched for it."""
     associativity: dict[str, Associativity]
     commands: dict[str, str]
     """A study of associativity → what was typed."""
@@ -40,18 +46,30 @@ def read_kept(folder: Path) -> Kept:
     studies = {path.name: path for path in folder.iterdir() if path.name not in NO_STUDIES and any(path.glob("*.json"))}
     places = {home: place for place, home in enumerate([*STUDIES, None])}
     names = sorted(studies, key=lambda name: (places[home_of(name)], name))
-    sweeps, associativity = (sorted((folder / kind).glob("*.json")) for kind in ("sweeps", "associativity"))
+    associativity = sorted((folder / "associativity").glob("*.json"))
+    for stray in (folder / "sweeps").glob("*.json"):
+        raise UserError(f"{stray} belongs in a folder of its own, named for the study that it was for")
+    searched = sorted((folder / "sweeps").glob("*/"), key=lambda path: (places[home_of(path.name)], path.name))
     return Kept(
         studies={name: read_results(studies[name]) for name in names},
-        sweeps={path.stem: _read_sweep(path) for path in sweeps},
+        sweeps={path.name: _read_sweeps(path) for path in searched},
         associativity={path.stem: Associativity.from_dict(read_json(path), str(path)) for path in associativity},
         commands={path.stem: str(read_json(path).get("command")) for path in associativity},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
+        | {f"sweeps/{path.name}": _source(f"sweeps/{path.name}", sorted(path.glob("*.json"))) for path in searched}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
     )
 
 
-def _read_sweep(path: Path) -> dict[str, Any]:
+def _read_sweeps(folder: Path) -> dict[str, Sweep]:
+    """By model, in the order of the recipes."""
+    found = [_read_sweep(path) for path in sorted(folder.glob("*.json"))]
+    by_row = {one["recipe"].removeprefix(f"{one['config']['data']['corpus']}-"): one for one in found}
+    known = [row for one in found for row in rows_of(one["config"]["data"]["corpus"])]
+    return {row: by_row[row] for row in dict.fromkeys([*known, *by_row]) if row in by_row}
+
+
+def _read_sweep(path: Path) -> Sweep:
     saved = read_json(path)
     if not isinstance(saved, dict) or not {"recipe", "space", "config", "best", "trials"} <= saved.keys():
         raise UserError(f"{path} is not the sweep.json of a sweep; move it away")

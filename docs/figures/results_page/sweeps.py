@@ -1,29 +1,48 @@
-"""The sweeps: what each searched, and what came out best."""
+"""The sweeps of a study: what each model's searched, and what came out best, side by side."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from results_page.kept import Kept
+from logdepth.report.content import title_of
+from logdepth.report.table import Cell
+from results_page.figures import figure, sweeps_figure
+from results_page.kept import Kept, Sweep, label_of
 from results_page.markdown import NOTHING, table
 
 
 def sweeps(kept: Kept) -> str:
-    return "\n\n".join(_one_sweep(name, sweep) for name, sweep in kept.sweeps.items()) or NOTHING
+    parts = [
+        part
+        for study, searched in kept.sweeps.items()
+        for part in (figure(kept, sweeps_figure(study)), _side_by_side(study, searched))
+    ]
+    return "\n\n".join(parts) or NOTHING
 
 
-def _one_sweep(name: str, sweep: dict[str, Any]) -> str:
-    best, train, trials = sweep["best"], sweep["config"]["train"], sweep["trials"]
-    states = Counter(trial["state"] for trial in trials)
-    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    length = f"{train['max_steps']:,} steps" if train["max_steps"] else f"{train['epochs']} epochs"
-    ended = f" Best: trial {best['trial']}, validation loss {best['loss']:.4f}." if best else ""
-    found = best["params"] if best else {}
-    return table(
-        ("field", "searched", "best"),
-        ((field, _searched(where), _value(found.get(field))) for field, where in sweep["space"].items()),
-        title=f"{name}: {len(trials)} trials",
-        note=f"{counted}. A trial spans {length} unless that is searched.{ended}",
-    )
+def _side_by_side(study: str, sweeps: Mapping[str, Sweep]) -> str:
+    """A row for each field and where it was searched, a column for each model."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row, sweep in sweeps.items():
+        best = sweep["best"]["params"] if sweep["best"] else {}
+        for field, where in sweep["space"].items():
+            found.setdefault((field, _searched(where)), {})[row] = _value(best.get(field))
+    rows: list[tuple[Cell, ...]] = [(*place, *(best.get(row) for row in sweeps)) for place, best in found.items()]
+    losses = (f"{sweep['best']['loss']:.4f}" if sweep["best"] else None for sweep in sweeps.values())
+    rows += [("validation loss", "", *losses), ("trials", "", *map(_counted, sweeps.values()))]
+    lengths = ", ".join(dict.fromkeys(_length(sweep["config"]["train"]) for sweep in sweeps.values()))
+    note = f"The best trial of each. A trial spans {lengths} unless that is searched. Pruned: worse than the median."
+    heads = ("field", "searched", *map(title_of, sweeps))
+    return table(heads, rows, title=f"{label_of(study)}: sweeps", note=note)
+
+
+def _counted(sweep: Sweep) -> str:
+    states = Counter(trial["state"] for trial in sweep["trials"])
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+def _length(train: Mapping[str, Any]) -> str:
+    return f"{train['max_steps']:,} steps" if train["max_steps"] else f"{train['epochs']} epochs"
 
 
 def _searched(where: Any) -> str:
