@@ -79,7 +79,7 @@ def test_everything_is_written_and_drawn(everything: Path, tmp_path: Path) -> No
     assert {path.name for path in stale.parent.iterdir()} == {Path(path).name for path in linked}
     assert len(linked) == 3 * len(STUDIES) + 4
     assert readme.read_text().startswith(f"before\n{BEGIN}| study | model |")
-    assert readme.read_text().endswith(f".svg)\n{END}\nafter\n")
+    assert readme.read_text().endswith(f".*\n{END}\nafter\n")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     draw_results.main(arguments)
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

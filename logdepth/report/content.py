@@ -223,17 +223,22 @@ def _times(result: TimingResult, number: int) -> Table:
     attention = [
         f"{title_of(model.row)}: {model.timings[0].attention}" for model in result.models if model.timings[0].attention
     ]
-    fast = "CUDA graphs, and fused kernels where the model has them; " if result.accelerated else ""
-    how = f"{fast}{'other' if fast else 'operators and'} layers {'' if result.compiled else 'not '}compiled"
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
         title=f"Microseconds a token by context length, {result.what} pass on {device}",
         note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
-        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how}. "
+        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
         f"Attention: {'; '.join(attention) or 'none'}.",
         heads=("context", "batch", *(title_of(model.row) for model in result.models)),
         rows=tuple(rows),
     )
+
+
+def how_timed(result: TimingResult) -> str:
+    compiled = "compiled" if result.compiled else "not compiled"
+    if result.accelerated:
+        return f"CUDA graphs, and fused kernels where the model has them; other layers {compiled}"
+    return f"operators and layers {compiled}"
 
 
 def device_of(result: TimingResult) -> str:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logdepth.errors import UserError
-from logdepth.report.content import missing_models
+from logdepth.report.content import how_timed, missing_models
 from logdepth.report.figures import draw_contexts, side_by_side
 from logdepth.results import Results
 from results_page.figures import Plan, figure_file, time_panels
@@ -25,6 +25,7 @@ def readme_block(kept: Kept) -> str:
     if not rows:
         return NOTHING + "\n"
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
+    captions = "; ".join(plan.caption for plan in readme_plans(kept).values())
     missing = [name for name in IN_README if name not in kept.studies]
     missing += [
         f"{model} of {label_of(name)}"
@@ -33,7 +34,7 @@ def readme_block(kept: Kept) -> str:
         for model in missing_models(runs)
     ]
     words = [f"Not run yet: {'; '.join(STUDIES.get(one, one) for one in missing)}."] if missing else []
-    return "\n\n".join([table(HEADS[:-1], rows), *words, *figures]) + "\n"
+    return "\n\n".join([table(HEADS[:-1], rows), *words, *figures, f"*{captions}.*"]) + "\n"
 
 
 def with_block(readme: str, block: str) -> str:
@@ -55,9 +56,10 @@ def readme_plans(kept: Kept) -> dict[str, Plan]:
         found["perplexity"] = Plan(caption, source, partial(side_by_side, panels))
     for name, (_, timings) in _studies(kept).items():
         if timings and "time" not in found:
-            caption = "Time a token of a forward pass against context length"
             on_gpu = [one for one in timings if one.environment["device"] != "cpu"]
-            drawing = partial(side_by_side, time_panels((on_gpu or timings)[:1]))
+            first = (on_gpu or timings)[0]
+            caption = f"time a token of a forward pass ({how_timed(first)})"
+            drawing = partial(side_by_side, time_panels([first]))
             found["time"] = Plan(caption, kept.sources[name], drawing)
     return found
 
