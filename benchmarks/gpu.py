@@ -110,15 +110,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
-    """In the part's own process, as soon as it is told how many seconds it has."""
+    """In the part's own process, as soon as it is told when it will be ended, by the clock that processes share."""
     from benchmarks.speed.bench import Bench
 
     part = PARTS[name]
     measure = getattr(importlib.import_module(part.module), part.function)
     if smoke:
         torch.set_num_threads(1)
-    seconds = float(sys.stdin.readline())
-    measure(Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds - ENDING_SECONDS))
+    end = float(sys.stdin.readline())
+    seconds = end - time.monotonic() - ENDING_SECONDS  # importing may have taken some of them
+    measure(Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds))
 
 
 class PartProcess:
@@ -136,7 +137,7 @@ class PartProcess:
         started = time.monotonic()
         status, message = "done", None
         try:
-            self.process.communicate(f"{seconds}\n", timeout=seconds)
+            self.process.communicate(f"{started + seconds}\n", timeout=seconds)
         except subprocess.TimeoutExpired:
             status = "timed out"
             self.end()

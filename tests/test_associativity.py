@@ -321,6 +321,12 @@ def test_numbers_that_are_none_are_told_and_drawn(tmp_path: Path) -> None:
     assert saved["distances"][0]["distance"] is saved["distances"][0]["untrained"] is None
     assert saved["trees"][1]["perplexity_over_scan"] is saved["trees"][1]["error_over_scan"] is None
     assert saved["trees"][2]["perplexity_over_scan"] == pytest.approx(math.exp(4))
+    assert found.error_over_scan("left fold") is None
+    several = {
+        name: InParts([part, dataclasses.replace(part, nats=part.nats * 1.1)])
+        for name, part in (("scan", whole), ("left fold", lost))
+    }
+    assert dataclasses.replace(found, trees=several).error_over_scan("left fold") is None, "the ratio has no end"
     draw(found, tmp_path / "figure")
 
 
@@ -364,6 +370,8 @@ def test_the_verb_prints_tables_and_writes_files(
     assert record["model"]["kind"] == "ScanLMConfig"
     assert (record["run"], record["step"], record["weights"]) == (str(run), 6, "best")
     assert "torch" in record["environment"]
+    assert record["command"].startswith("logdepth ")
+    assert "command" not in record["environment"]
 
     flags = ("--context", "8", "--offsets", "3", "--seeds", "0", "--weights", "last", "--out", str(tmp_path / "other"))
     assert main(["associativity", str(run), *flags, "--json"]) == 0

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,43 @@ def test_a_table_in_csv_and_json_keeps_numbers_whole() -> None:
 def test_names_of_models() -> None:
     titles = [title_of(row) for row in ("ar-mlp-ldru", "transformer-alibi", "gru")]
     assert titles == ["AR-MLP-LDRU", "Transformer (ALiBi)", "gru"]
+
+
+def test_numbers_too_long_to_read_are_shown_by_their_size() -> None:
+    assert [str(Spread(number, None)) for number in (999_999_999.0, 1e9, math.inf)] == [
+        "999,999,999.00",
+        "1.0e+09",
+        "inf",
+    ]
+    assert str(Spread(3e19, 1e19, 4)) == "3.0e+19 ± 1.0e+19"
+
+
+@pytest.mark.parametrize(
+    ("accelerated", "compiled", "words"),
+    [
+        (True, True, "CUDA graphs, and fused kernels where the model has them; other layers compiled"),
+        (True, False, "other layers not compiled"),
+        (False, True, "operators and layers compiled"),
+        (False, False, "operators and layers not compiled"),
+    ],
+)
+def test_a_table_says_how_times_were_taken(accelerated: bool, compiled: bool, words: str) -> None:
+    times = dataclasses.replace(made_up_times(*ROWS), accelerated=accelerated, compiled=compiled)
+    (table,) = tables(Results([], [times]))
+    assert f"precision {times.precision}, " in table.note
+    assert f"{words}. Attention" in table.note
+    assert table.title.endswith(", compiled") is compiled
+
+
+def test_shifted_windows_show_in_the_table() -> None:
+    run = made_up_run(ROWS[0], 0, 20.0)
+    config = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, shift_windows=True))
+    cells = [
+        found.texts()[0]
+        for found in tables(Results([dataclasses.replace(run, config=config)], []))
+        if found.name == "hyperparameters"
+    ]
+    assert "32 × 512, shifted" in cells[0]
 
 
 def test_the_tables_of_a_study() -> None:

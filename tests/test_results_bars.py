@@ -78,6 +78,8 @@ def test_the_order_and_the_gap(tmp_path: Path) -> None:
     order = "Transformer (sinusoidal) 0.4000 < AR-MLP-LDRU 1.0500 < Transformer (ALiBi) 1.1000 < AR-GRC 1.6000"
     assert f"| {order} | shown |" in text
     assert "| webmix: +0.8000 (1.6000 and 0.8000) | shown so far, in 1 of 2 studies |" in text
+    write_result(tmp_path / "wikitext2" / "a.json", a_run("wikitext2", "ar-grc", 0))  # without the other of the two
+    assert "| webmix: +0.8000 (1.6000 and 0.8000) | shown so far, in 1 of 2 studies |" in bars(read_kept(tmp_path))
 
 
 def test_two_folders_of_one_study_are_told_apart(tmp_path: Path) -> None:

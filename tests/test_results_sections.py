@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,22 @@ def test_sweeps_of_a_study_stand_side_by_side(tmp_path: Path) -> None:
     assert "| validation loss |  | 3.2500 | – |" in text
     assert "| trials |  | 1 complete, 1 pruned | 1 complete, 1 pruned |" in text
     assert "A trial spans 12 epochs unless that is searched." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("z.json", {}), ("z.json", {"recipe": "pydocs-ar-gru", "config": {"train": {}, "data": {"corpus": "pydocs"}}})],
+)
+def test_a_study_has_one_corpus_and_one_sweep_a_model(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    add_sweep(tmp_path / "sweeps" / "ptb" / "a.json")
+    add_sweep(tmp_path / "sweeps" / "ptb" / name, **changes)
+    with pytest.raises(UserError, match=r"z\.json: a study has one corpus, and one sweep for each model"):
+        read_kept(tmp_path)
+
+
+def test_a_folder_without_sweeps_is_no_study(tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "ptb").mkdir(parents=True)
+    assert sweeps(read_kept(tmp_path)) == NOTHING
 
 
 def test_associativity_is_read_as_it_was_written() -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from logdepth.runs import RunFolder
 from logdepth.sweep import Search, parse_space, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
+from logdepth.sweep.study import TERMS, agree
 from logdepth.sweep.watch import PLACES, TrialWatch
 from logdepth.train import Standing, Trainer
 from tests.command_line import refused
@@ -469,6 +471,19 @@ def test_two_workers_at_once(kept: str, corpus: Path, tmp_path: Path, own_trials
     for origin in origins:
         assert steps_in(out, origin) == list(range(1, 25))
     assert len(json.loads((out / "sweep.json").read_text())["trials"]) == 6
+
+
+def test_a_study_from_before_a_field_was_there_goes_on(corpus: Path) -> None:
+    """The field was then as it is where nobody sets it; set, it is another study."""
+    config = override(recipe(RECIPE), {"data": to_dict(tiny_data(corpus))})
+    search = Search(recipe=RECIPE, config=config, space={}, trials=1, out=corpus, study=RECIPE)
+    old = {name: value for name, value in search.terms.items() if name != "train.shift_windows"}
+    study = optuna.create_study()
+    study.set_user_attr(TERMS, {"version": "0", "terms": old})
+    agree(study, search)
+    shifted = replace(search, config=override(config, {"train": {"shift_windows": True}}))
+    with pytest.raises(UserError, match=r"train\.shift_windows is False there and True here"):
+        agree(study, shifted)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from torch import nn
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder, TrainConfig, decisive
 from logdepth.runs.tensors import load_tensors
-from logdepth.train import Trainer, compile_model, make_faster, train
+from logdepth.train import Trainer, batches_of, compile_model, make_faster, train
 from logdepth.train.optimizer import build_optimizer, learning_rate
 from tests.run_folders import TRAIN, measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
-from tests.tiny_corpus import write_corpus
+from tests.tiny_corpus import store_of, write_corpus
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
@@ -128,7 +128,8 @@ def test_the_loss_of_a_compiled_model_is_compiled(monkeypatch: pytest.MonkeyPatc
     model, tokens = SMALL_MODELS["transformer-sinusoidal"].build(13), torch.tensor([[1, 2, 3]])
     names, loss, compiled = set(model.state_dict()), model.loss(tokens, tokens), []
 
-    def as_if_compiled(function: Any) -> Any:
+    def as_if_compiled(function: Any, *, dynamic: bool | None) -> Any:
+        assert dynamic is None
         return lambda *arguments: compiled.append(function.__name__) or function(*arguments)
 
     monkeypatch.setattr(torch, "compile", as_if_compiled)
@@ -149,6 +150,13 @@ def test_models_compiled_before_do_not_use_up_the_recompilations(monkeypatch: py
             model = dataclasses.replace(SMALL_MODELS["transformer-sinusoidal"], dropout=dropout).build(13)
             assert make_faster(model, accelerate=False, compiled=True) is None
             assert model(tokens).isfinite().all()
+
+
+def test_a_run_trains_on_shifted_windows_where_it_is_asked_to(corpus: Path) -> None:
+    store = store_of(list(range(1000)))
+    for shifted in (False, True):
+        config = run_config(corpus, max_steps=5, shift_windows=shifted)
+        assert batches_of(config, store).num_shifts == (config.train.context if shifted else 1)
 
 
 def test_seeds_decide(corpus: Path, tmp_path: Path) -> None:

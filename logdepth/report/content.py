@@ -154,7 +154,7 @@ def _hyperparameters(runs: Sequence[RunResult]) -> Table:
                 f"{train.weight_decay:g}",
                 _dropout(run),
                 train.warmup_steps,
-                f"{train.batch_size} × {train.context}",
+                f"{train.batch_size} × {train.context}" + (", shifted" if train.shift_windows else ""),
                 train.max_steps or f"{train.epochs} epochs",
                 Spread.of([run.steps for run in seeds], 0),
                 Spread.of([run.best_step for run in seeds], 0),
@@ -225,7 +225,8 @@ def _times(result: TimingResult, number: int) -> Table:
     ]
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
-        title=f"Microseconds a token by context length, {result.what} pass on {device}",
+        title=f"Microseconds a token by context length, {result.what} pass on {device}"
+        + (", compiled" if result.compiled else ""),
         note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
         f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
         f"Attention: {'; '.join(attention) or 'none'}.",

@@ -39,9 +39,9 @@ class Spread(NamedTuple):
         return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
     def __str__(self) -> str:
-        is_long = HUGE < abs(self.mean) < math.inf
-        mean = f"{self.mean:.1e}" if is_long else f"{self.mean:,.{self.digits}f}"
-        return mean if self.deviation is None else f"{mean} ± {self.deviation:,.{self.digits}f}"
+        parts = (self.mean,) if self.deviation is None else (self.mean, self.deviation)
+        is_long = HUGE <= abs(self.mean) < math.inf
+        return " ± ".join(f"{one:.1e}" if is_long else f"{one:,.{self.digits}f}" for one in parts)
 
 
 Cell = Spread | float | int | str | None

@@ -108,7 +108,7 @@ def measure_times(
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
     for model in models:
-        make_faster(model, accelerate=accelerated, compiled=compiled)
+        make_faster(model, accelerate=accelerated, compiled=compiled, any_length=True)
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)

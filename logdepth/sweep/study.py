@@ -1,5 +1,6 @@
 """A study and its terms: what it is of is kept with it, and a worker that wants something else is refused."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from optuna.storages import BaseStorage
 
 import logdepth
 from logdepth.errors import UserError
+from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, decisive
 from logdepth.sweep.space import Space, described, fields_of
 from logdepth.sweep.watch import PLACES
@@ -68,11 +70,19 @@ def open_study(search: Search, storage: BaseStorage) -> optuna.Study:
     return study
 
 
-def agree(study: optuna.Study, terms: dict[str, Any], attribute: str = TERMS) -> None:
+def agree(study: optuna.Study, search: Search) -> None:
     """Sets the terms of a new study; refuses to join one on others."""
+    # Fields that were not there yet when a study began were then as they are in a recipe that does not set them.
+    agree_on(study, search.terms, TERMS, absent=decisive(recipe(search.recipe)))
+
+
+def agree_on(
+    study: optuna.Study, terms: Mapping[str, Any], attribute: str, *, absent: Mapping[str, Any] | None = None
+) -> None:
     if attribute not in study.user_attrs:
         study.set_user_attr(attribute, {"version": logdepth.__version__, "terms": terms})
-    theirs = study.user_attrs[attribute]["terms"]
+    theirs = {name: value for name, value in (absent or {}).items() if name in terms}
+    theirs |= study.user_attrs[attribute]["terms"]
     for name in sorted({*theirs, *terms}):
         if theirs.get(name) != terms.get(name):
             here, there = (_shown(one.get(name)) for one in (terms, theirs))

@@ -33,7 +33,7 @@ from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SU
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, rows_of, write_tables
 from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
-from logdepth.sweep.study import TERMS, TEXT, Search, agree, open_study
+from logdepth.sweep.study import TERMS, TEXT, Search, agree, agree_on, open_study
 from logdepth.sweep.watch import QuietPart, TrialWatch
 from logdepth.train import DivergedError, Interrupted, Standing, batches_of, checked_and_prepared, resume, train
 
@@ -56,9 +56,9 @@ def work(search: Search) -> dict[str, Any]:
     with readable_storage_errors(search.storage), _signals_raise():
         storage = open_storage(search.storage, search.out / "journal.log")
         study = open_study(search, storage)
-        agree(study, search.terms)
+        agree(study, search)
         _refuse_trials_of_another_study(search, study)
-        agree(study, {"the text": prepared.key}, TEXT)
+        agree_on(study, {"the text": prepared.key}, TEXT)
         began_with = study.user_attrs[TERMS]["version"]
         if began_with != logdepth.__version__:
             print(f"this study began with logdepth {began_with}; here it is {logdepth.__version__}", file=sys.stderr)
@@ -127,7 +127,7 @@ class Worker:
         """A trial that waits, or a new one."""
         trial = self.study.ask()
         try:
-            agree(self.study, self.search.terms)  # two that made the study at the same time may have set others
+            agree(self.study, self.search)  # two that made the study at the same time may have set others
             dropped = self._look().dropped(trial.number, self.search.trials)
             if dropped is not None:
                 trial.set_user_attr(SURPLUS, dropped)

@@ -99,15 +99,16 @@ def bars(kept: Kept) -> str:
 
 
 def _row(kept: Kept, bar: Bar) -> tuple[Cell, ...]:
-    found = {
-        label_of(name): finding
+    findings = {
+        name: finding
         for name, results in kept.studies.items()
         if home_of(name) in bar.studies and (finding := bar.find(results.runs))
     }
+    found = {label_of(name): finding for name, finding in findings.items()}
     named = len(bar.studies) > 1 or len(found) > 1
     texts = [f"{label}: {finding.text}" if named else finding.text for label, finding in found.items()]
     judged = verdict(bar, list(found.values()))
-    there = {home_of(name) for name in kept.studies} & set(bar.studies)
+    there = {home_of(name) for name in findings}
     unjudged = judged == "shown" and len(bar.studies) > 1
     if (unjudged or (bar.every and judged.startswith("**"))) and len(there) < len(bar.studies):  # others may miss it
         judged += f" so far, in {len(there)} of {len(bar.studies)} studies"

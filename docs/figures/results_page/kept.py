@@ -49,12 +49,13 @@ def read_kept(folder: Path) -> Kept:
     associativity = sorted((folder / "associativity").glob("*.json"))
     for stray in (folder / "sweeps").glob("*.json"):
         raise UserError(f"{stray} belongs in a folder of its own, named for the study that it was for")
-    searched = sorted((folder / "sweeps").glob("*/"), key=lambda path: (places[home_of(path.name)], path.name))
+    folders = {path.parent for path in (folder / "sweeps").glob("*/*.json")}
+    searched = sorted(folders, key=lambda path: (places[home_of(path.name)], path.name))
     return Kept(
         studies={name: read_results(studies[name]) for name in names},
         sweeps={path.name: _read_sweeps(path) for path in searched},
         associativity={path.stem: Associativity.from_dict(read_json(path), str(path)) for path in associativity},
-        commands={path.stem: str(read_json(path).get("command")) for path in associativity},
+        commands={path.stem: read_json(path).get("command", "not said") for path in associativity},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
         | {f"sweeps/{path.name}": _source(f"sweeps/{path.name}", sorted(path.glob("*.json"))) for path in searched}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
@@ -63,15 +64,25 @@ def read_kept(folder: Path) -> Kept:
 
 def _read_sweeps(folder: Path) -> dict[str, Sweep]:
     """By model, in the order of the recipes."""
-    found = [_read_sweep(path) for path in sorted(folder.glob("*.json"))]
-    by_row = {one["recipe"].removeprefix(f"{one['config']['data']['corpus']}-"): one for one in found}
-    known = [row for one in found for row in rows_of(one["config"]["data"]["corpus"])]
+    by_row: dict[str, Sweep] = {}
+    corpora: set[str] = set()
+    for path in sorted(folder.glob("*.json")):
+        sweep = _read_sweep(path)
+        corpora.add(sweep["config"]["data"]["corpus"])
+        row = sweep["recipe"].removeprefix(f"{max(corpora)}-")
+        if len(corpora) > 1 or row in by_row:
+            raise UserError(
+                f"{path}: a study has one corpus, and one sweep for each model; move it to a folder of its own"
+            )
+        by_row[row] = sweep
+    known = [row for corpus in corpora for row in rows_of(corpus)]
     return {row: by_row[row] for row in dict.fromkeys([*known, *by_row]) if row in by_row}
 
 
 def _read_sweep(path: Path) -> Sweep:
     saved = read_json(path)
-    if not isinstance(saved, dict) or not {"recipe", "space", "config", "best", "trials"} <= saved.keys():
+    is_one = isinstance(saved, dict) and {"recipe", "space", "config", "best", "trials"} <= saved.keys()
+    if not is_one or not {"data", "train"} <= saved["config"].keys():
         raise UserError(f"{path} is not the sweep.json of a sweep; move it away")
     return saved
 

@@ -25,7 +25,7 @@ def readme_block(kept: Kept) -> str:
     if not rows:
         return NOTHING + "\n"
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
-    captions = "; ".join(plan.caption for plan in readme_plans(kept).values())
+    captions = ". ".join(plan.caption for plan in readme_plans(kept).values())
     missing = [name for name in IN_README if name not in kept.studies]
     missing += [
         f"{model} of {label_of(name)}"
@@ -57,8 +57,8 @@ def readme_plans(kept: Kept) -> dict[str, Plan]:
     for name, (_, timings) in _studies(kept).items():
         if timings and "time" not in found:
             on_gpu = [one for one in timings if one.environment["device"] != "cpu"]
-            first = (on_gpu or timings)[0]
-            caption = f"time a token of a forward pass ({how_timed(first)})"
+            first = max(on_gpu or timings, key=lambda one: one.compiled)
+            caption = f"Time a token of a forward pass ({how_timed(first)})"
             drawing = partial(side_by_side, time_panels([first]))
             found["time"] = Plan(caption, kept.sources[name], drawing)
     return found
