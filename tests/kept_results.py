@@ -53,7 +53,7 @@ def a_timing(study: str) -> TimingResult:
         )
         for model in times.models
     ]
-    return dataclasses.replace(times, corpus=study.split("-")[0], models=tuple(models))
+    return dataclasses.replace(times, corpus=study.split("-")[0], models=tuple(models), compiled=True)
 
 
 def add_study(folder: Path, seeds: int = 3, models: tuple[str, ...] = MODELS, **perplexities: float) -> None:

@@ -46,7 +46,10 @@ def with_block(readme: str, block: str) -> str:
 
 
 def readme_plans(kept: Kept) -> dict[str, Plan]:
-    """Name → the figures of the README: perplexity of all its studies, time in the first that was timed."""
+    """Name → the figures of the README: perplexity of all its studies, time in the first whose models were compiled.
+
+    Times of others are on the page alone: beside fused kernels, layers that are not compiled look worse than they are.
+    """
     found = {}
     measured = {name: runs for name, (runs, _) in _studies(kept).items() if runs}
     if measured:
@@ -55,11 +58,10 @@ def readme_plans(kept: Kept) -> dict[str, Plan]:
         panels: Panels = {label_of(name): partial(draw_contexts, runs=runs) for name, runs in measured.items()}
         found["perplexity"] = Plan(caption, source, partial(side_by_side, panels))
     for name, (_, timings) in _studies(kept).items():
-        if timings and "time" not in found:
-            on_gpu = [one for one in timings if one.environment["device"] != "cpu"]
-            first = max(on_gpu or timings, key=lambda one: one.compiled)
-            caption = f"Time a token of a forward pass ({how_timed(first)})"
-            drawing = partial(side_by_side, time_panels([first]))
+        compiled = [one for one in timings if one.compiled]
+        if compiled and "time" not in found:
+            caption = f"Time a token of a forward pass ({how_timed(compiled[0])})"
+            drawing = partial(side_by_side, time_panels(compiled[:1]))
             found["time"] = Plan(caption, kept.sources[name], drawing)
     return found
 
