@@ -370,7 +370,7 @@ def test_the_verb_prints_tables_and_writes_files(
     assert record["model"]["kind"] == "ScanLMConfig"
     assert (record["run"], record["step"], record["weights"]) == (str(run), 6, "best")
     assert "torch" in record["environment"]
-    assert record["command"].startswith("logdepth ")
+    assert record["command"].startswith("logdepth")
     assert "command" not in record["environment"]
 
     flags = ("--context", "8", "--offsets", "3", "--seeds", "0", "--weights", "last", "--out", str(tmp_path / "other"))

@@ -358,11 +358,15 @@ def test_untimed_and_faster_runs_are_the_same(
 
 
 def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    monkeypatch.setattr("logdepth.train.loop.compile_model", lambda model: compiled.append(type(model).__name__))
+    compiled: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        "logdepth.train.loop.compile_model",
+        lambda model, any_length: compiled.append((type(model).__name__, any_length)),
+    )
     arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--compile"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
-    assert compiled == ["ScanLM", "Transformer"] * 2, "in training, then for the times"
+    names = ("ScanLM", "Transformer")
+    assert compiled == [(name, timed) for timed in (False, True) for name in names], "in training, then for the times"
     (times,) = (tmp_path / "results").glob("timing-*.json")
     assert times.stem.endswith("-compiled")
     assert [one.compiled for one in read_results(tmp_path / "results").timings] == [True]
