@@ -360,7 +360,7 @@ def test_untimed_and_faster_runs_are_the_same(
 def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        "logdepth.train.loop.compile_model",
+        "logdepth.train.faster.compile_model",
         lambda model, any_length: compiled.append((type(model).__name__, any_length)),
     )
     arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--compile"]

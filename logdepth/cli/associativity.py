@@ -17,8 +17,7 @@ from logdepth.errors import UserError
 from logdepth.models import ScanLM, ScanLMConfig
 from logdepth.report.table import Spread
 from logdepth.runs import Precision, RunFolder, Weights, device_named
-from logdepth.runs.environment import command as typed
-from logdepth.runs.environment import environment
+from logdepth.runs.environment import environment, typed_command
 from logdepth.train import prepared_for
 
 
@@ -88,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         "step": loaded.step,
         "model": to_dict(config)["model"],
         "environment": environment(device),
-        "command": typed(),
+        "command": typed_command(),
     }
     record = found.as_dict() | facts
     write_json(out / "associativity.json", record)

@@ -17,8 +17,7 @@ from logdepth.models import LanguageModel
 from logdepth.progress import Progress
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import Precision, RunFolder, device_named
-from logdepth.runs.environment import command as typed
-from logdepth.runs.environment import environment
+from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, What, time_model
 from logdepth.train import make_faster
 
@@ -83,7 +82,12 @@ def run(arguments: Sequence[str]) -> int:
             timings.append(timing)
             progress.update(len(timings), f"context {timing.context:,}")
     if command.json:
-        facts = {"model": command.model, "what": command.what, "environment": environment(device), "command": typed()}
+        facts = {
+            "model": command.model,
+            "what": command.what,
+            "environment": environment(device),
+            "command": typed_command(),
+        }
         print_json(facts | {"timings": [timing.as_dict() for timing in timings]})
         return 0
     attention = f"; attention: {timings[0].attention}" if timings[0].attention else ""

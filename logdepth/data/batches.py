@@ -52,5 +52,6 @@ def _order(num_windows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_windows)
 
 
+@functools.lru_cache(maxsize=2)
 def _shift(num_shifts: int, seed: int, epoch: int) -> int:
     return int(np.random.default_rng([seed, epoch, 1]).integers(num_shifts))

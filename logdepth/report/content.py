@@ -1,6 +1,6 @@
 """The tables of a study, from its results. It knows what the numbers mean, not how they are drawn or written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from logdepth.config import flattened, to_dict
@@ -26,11 +26,14 @@ def title_of(row: str) -> str:
 
 def by_row(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """The runs of each model, models in the order of the recipes."""
-    known = list(rows_of(runs[0].data.corpus)) if runs else []
-    rows = sorted(
-        {run.row for run in runs}, key=lambda row: (row not in known, known.index(row) if row in known else 0, row)
-    )
+    rows = in_order((run.row for run in runs), runs[0].data.corpus) if runs else []
     return {row: [run for run in runs if run.row == row] for row in rows}
+
+
+def in_order(rows: Iterable[str], corpus: str) -> list[str]:
+    """Models in the order of a corpus's recipes, those without one last; each once."""
+    known = list(rows_of(corpus))
+    return sorted(set(rows), key=lambda row: (row not in known, known.index(row) if row in known else 0, row))
 
 
 def tables(results: Results) -> list[Table]:

@@ -28,7 +28,7 @@ from logdepth.results import (
     slug,
 )
 from logdepth.runs import LoadedRun, RunFolder
-from logdepth.runs.environment import command, environment
+from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, time_model
 from logdepth.train import Standing, make_faster, repeatable
 
@@ -85,7 +85,7 @@ def measure_run(
             for name, found in elsewhere.items()
         ),
         made=Made(
-            command=command(),
+            command=typed_command(),
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             training_seconds=round(standing.seconds, 1),
             tokens_per_second=round(statistics.median(speeds)) if speeds else None,
@@ -147,7 +147,7 @@ def measure_times(
             )
             for place, (row, model) in enumerate(zip(rows, models, strict=True))
         ),
-        made=command(),
+        made=typed_command(),
     )
 
 

@@ -32,7 +32,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def command() -> str:
+def typed_command() -> str:
     """What was typed, as it can be typed again."""
     return shlex.join(["logdepth", *sys.argv[1:]])
 

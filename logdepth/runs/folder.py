@@ -26,7 +26,7 @@ from logdepth.data import Prepared, Tokenizer
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs.config import RunConfig
-from logdepth.runs.environment import command, environment
+from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import load_tensors, save_tensors
 
 VERSION = 1
@@ -86,7 +86,7 @@ class RunFolder:
         self.refuse_if_taken()
         with replacing(self.path / "tokenizer.model") as partial:
             partial.write_bytes(prepared.tokenizer.model)
-        write_json(self.path / "environment.json", environment(device) | {"command": command()})
+        write_json(self.path / "environment.json", environment(device) | {"command": typed_command()})
         saved = {"version": VERSION, "logdepth": logdepth.__version__, "store": prepared.key}
         write_json(self.path / "config.json", saved | {"config": to_dict(config)})
 

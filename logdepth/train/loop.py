@@ -13,17 +13,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from logdepth.capture import Captured
 from logdepth.data import Batches, Prepared, TokenStore, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, perplexity
-from logdepth.models import LanguageModel, ScanLM, num_parameters
+from logdepth.models import LanguageModel, num_parameters
 from logdepth.runs import RunConfig, RunFolder, arithmetic
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
 from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.train.faster import make_faster
 from logdepth.train.interrupt import Interrupted, StopRequest
 from logdepth.train.optimizer import (
     build_optimizer,
@@ -347,35 +348,6 @@ def batches_of(config: RunConfig, store: TokenStore) -> Batches:
     return Batches(
         store, batch_size=train.batch_size, context=train.context, seed=config.seed, shifted=train.shift_windows
     )
-
-
-def make_faster(model: LanguageModel, *, accelerate: bool, compiled: bool, any_length: bool = False) -> str | None:
-    """Fused kernels and compiled code, as asked for; why there are no fused kernels, if so.
-
-    Code is compiled for each shape that comes, or once for `any_length`.
-    """
-    reason = model.accelerate() if accelerate else None
-    fused = accelerate and reason is None and isinstance(model, ScanLM)
-    if compiled and not fused:  # fused operators are compiled already
-        torch.compiler.reset()  # what ran before in this process would count against the model's recompilations
-        compile_model(model, any_length)
-    return reason
-
-
-def compile_model(model: LanguageModel, any_length: bool = False) -> None:
-    """Compiles in place, so that the names of weights stay: the whole Transformer, or what a ScanLM is made of."""
-    if isinstance(model, ScanLM):
-        for layer in model.layers:
-            operators = layer.operators()
-            parts = [*(operators if isinstance(operators, tuple) else (operators,)), layer.embedding_net]
-            for part in parts:
-                assert isinstance(part, nn.Module)
-                if num_parameters(part):  # there may be no net
-                    part.compile(dynamic=True)
-    else:
-        dynamic = True if any_length else None
-        model.compile(dynamic=dynamic)
-        setattr(model, "loss", torch.compile(model.loss, dynamic=dynamic))  # noqa: B010  (it does without `forward`)
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

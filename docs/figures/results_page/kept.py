@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from logdepth.associativity import Associativity
 from logdepth.atomic import read_json
 from logdepth.errors import UserError
-from logdepth.recipes import rows_of
+from logdepth.report.content import in_order
 from logdepth.results import Results, read_results
 
 STUDIES = {
@@ -39,14 +39,14 @@ class Kept(NamedTuple):
     commands: dict[str, str]
     """A study of associativity → what was typed."""
     sources: dict[str, str]
-    """A study, or a study of associativity → its place in results/, and a hash of what is there."""
+    """A study, the sweeps of one, or a study of associativity → its place in results/, and a hash of what is there."""
 
 
 def read_kept(folder: Path) -> Kept:
     studies = {path.name: path for path in folder.iterdir() if path.name not in NO_STUDIES and any(path.glob("*.json"))}
     places = {home: place for place, home in enumerate([*STUDIES, None])}
     names = sorted(studies, key=lambda name: (places[home_of(name)], name))
-    associativity = sorted((folder / "associativity").glob("*.json"))
+    associativity = {path: read_json(path) for path in sorted((folder / "associativity").glob("*.json"))}
     for stray in (folder / "sweeps").glob("*.json"):
         raise UserError(f"{stray} belongs in a folder of its own, named for the study that it was for")
     folders = {path.parent for path in (folder / "sweeps").glob("*/*.json")}
@@ -54,8 +54,8 @@ def read_kept(folder: Path) -> Kept:
     return Kept(
         studies={name: read_results(studies[name]) for name in names},
         sweeps={path.name: _read_sweeps(path) for path in searched},
-        associativity={path.stem: Associativity.from_dict(read_json(path), str(path)) for path in associativity},
-        commands={path.stem: read_json(path).get("command", "not said") for path in associativity},
+        associativity={path.stem: Associativity.from_dict(one, str(path)) for path, one in associativity.items()},
+        commands={path.stem: one.get("command", "not said") for path, one in associativity.items()},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
         | {f"sweeps/{path.name}": _source(f"sweeps/{path.name}", sorted(path.glob("*.json"))) for path in searched}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
@@ -64,19 +64,17 @@ def read_kept(folder: Path) -> Kept:
 
 def _read_sweeps(folder: Path) -> dict[str, Sweep]:
     """By model, in the order of the recipes."""
+    sweeps = {path: _read_sweep(path) for path in sorted(folder.glob("*.json"))}
+    corpus = next(iter(sweeps.values()))["config"]["data"]["corpus"]
     by_row: dict[str, Sweep] = {}
-    corpora: set[str] = set()
-    for path in sorted(folder.glob("*.json")):
-        sweep = _read_sweep(path)
-        corpora.add(sweep["config"]["data"]["corpus"])
-        row = sweep["recipe"].removeprefix(f"{max(corpora)}-")
-        if len(corpora) > 1 or row in by_row:
+    for path, sweep in sweeps.items():
+        row = sweep["recipe"].removeprefix(f"{corpus}-")
+        if sweep["config"]["data"]["corpus"] != corpus or row in by_row:
             raise UserError(
                 f"{path}: a study has one corpus, and one sweep for each model; move it to a folder of its own"
             )
         by_row[row] = sweep
-    known = [row for corpus in corpora for row in rows_of(corpus)]
-    return {row: by_row[row] for row in dict.fromkeys([*known, *by_row]) if row in by_row}
+    return {row: by_row[row] for row in in_order(by_row, corpus)}
 
 
 def _read_sweep(path: Path) -> Sweep:

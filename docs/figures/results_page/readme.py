@@ -24,8 +24,9 @@ def readme_block(kept: Kept) -> str:
     rows = [row[:-1] for row in headline_rows(_studies(kept))]
     if not rows:
         return NOTHING + "\n"
-    figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in readme_plans(kept).items()]
-    captions = ". ".join(plan.caption for plan in readme_plans(kept).values())
+    plans = readme_plans(kept)
+    figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in plans.items()]
+    captions = ". ".join(plan.caption for plan in plans.values())
     missing = [name for name in IN_README if name not in kept.studies]
     missing += [
         f"{model} of {label_of(name)}"
