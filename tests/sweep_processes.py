@@ -116,3 +116,9 @@ def each_done_once(trials: list[Any], count: int) -> list[int]:
     assert sorted(over) == Ledger(trials).origins
     assert len(over) == count
     return sorted(over)
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every test file that imports it: workers look often for what the others did."""
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
