@@ -325,6 +325,28 @@ def test_signals_give_the_trial_back(
     assert trials_of(out)[-1].user_attrs["deaths"] == 0
 
 
+def test_a_signal_that_comes_while_compiling(
+    trained: list[int],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "sweep"
+
+    def compiling(*_: Any) -> Standing:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Exception as error:  # as torch's compiler does
+            raise RuntimeError("cannot compile") from error
+        raise AssertionError("the signal did nothing")
+
+    monkeypatch.setattr(worker.Worker, "_train", compiling)
+    assert main(flags(corpus, out, "--trials", "1")) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+    assert [trial.state for trial in trials_of(out)] == [TrialState.FAIL, TrialState.WAITING]
+
+
 def test_a_signal_while_waiting_for_others(
     trained: list[int], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,11 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 
-class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """Training stopped because a signal or its watch asked for it, with everything saved."""
+class Interrupted(BaseException):
+    """Training stopped because a signal or its watch asked for it, with everything saved.
+
+    No error, so no Exception: a compiler that a signal interrupts must not take it for a failure of its own.
+    """
 
     def __init__(self, step: int, signal_number: int | None) -> None:
         by = "" if signal_number is None else f"by {signal.Signals(signal_number).name} "
