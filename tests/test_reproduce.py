@@ -1,6 +1,5 @@
-"""Studies: all runs, once each; what was stopped goes on; what does not fit is refused before work starts."""
+"""Studies: all runs, once each; what was stopped goes on."""
 
-import dataclasses
 import json
 import os
 import random
@@ -10,49 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from logdepth.atomic import alone
 from logdepth.cli import main
-from logdepth.config import to_dict
 from logdepth.recipes import RECIPES, rows_of
 from logdepth.reproduce import study_of, work
 from logdepth.results import read_results
-from logdepth.runs import RunFolder
 from logdepth.train import train
-from tests.tiny_corpus import VOCAB, write_corpus
-from tests.tiny_study import CONTEXTS, TIME_TOKENS, TRAINING, override_files
-
-MODELS = ("ar-grc", "transformer-alibi")
-
-
-@pytest.fixture(autouse=True)
-def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logdepth.reproduce.study.PAPER_CONTEXTS", CONTEXTS)
-    monkeypatch.setattr("logdepth.reproduce.study.TIME_TOKENS", TIME_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def flags(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return override_files(tmp_path_factory.mktemp("overrides"), corpus)
-
-
-def results_of(out: Path) -> dict[str, Any]:
-    """The result files of runs, without how they were made."""
-    found = {}
-    for file in sorted((out / "results").glob("text-*.json")):
-        found[file.name] = json.loads(file.read_text())
-        found[file.name].pop("made")
-    return found
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["reproduce", *arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("logdepth reproduce: ")
-    return lines[-1]
+from tests.study_commands import MODELS, flags_of_a_small_study, results_of, shorten_lengths  # noqa: F401 (fixtures)
+from tests.tiny_study import CONTEXTS, TIME_TOKENS, TRAINING
 
 
 def test_all_models_and_seeds(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,103 +88,6 @@ def test_a_budget_stops_and_the_same_command_goes_on(
     assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
 
 
-def test_what_does_not_fit_is_refused(
-    flags: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "there is no corpus 'ptbb' to study; did you mean 'ptb'?" in error_of(capsys, "ptbb")
-    assert "there is no model 'ar-gcr'" in error_of(capsys, "ptb", "--models", "ar-gcr")
-    assert "--seeds must be different" in error_of(capsys, "ptb", "--seeds", "1", "1")
-    assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")
-    assert "ptb.train.txt" in error_of(capsys, "ptb", "--out", str(tmp_path / "ptb"), "--data-dir", str(tmp_path))
-    assert not (tmp_path / "ptb").exists(), "nothing was begun"
-    assert "which text? --config FILE" in error_of(capsys, "text")
-    file = tmp_path / "file"
-    file.write_text("")
-    assert f"{file} is a file; choose another --out" in error_of(capsys, "text", *flags, "--out", str(file))
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps({"recipe": "ptb-ar-grc", "config": {}}))
-    assert "is for the recipe 'ptb-ar-grc'" in error_of(capsys, "text", *flags, str(other))
-    other.write_text("[]")
-    assert "expected a mapping" in error_of(capsys, "text", *flags, str(other))
-    out = tmp_path / "study"
-    part = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--out", str(out)]
-    assert main(["reproduce", *part]) == 0
-    other.write_text(json.dumps({"train": {"learning_rate": 0.5}}))
-    changed = ["text", *flags, str(other), "--models", "ar-grc", "--seeds", "0", "--out", str(out)]
-    line = error_of(capsys, *changed)
-    assert "text-ar-grc-0.json was made with train.learning_rate 0.01, not 0.5 as asked for now" in line
-    result = out / "results" / "text-ar-grc-0.json"
-    saved = result.read_text()
-    result.unlink()
-    assert "ar-grc-0 was made with train.learning_rate 0.01, not 0.5" in error_of(capsys, *changed)
-    assert main(["evaluate", str(out)]) == 2
-    assert f"it is a study: give one of its runs, such as {out}/runs/ar-grc-0" in capsys.readouterr().err
-    result.write_text(saved[: len(saved) // 2])
-    assert f"{result} is not readable JSON" in error_of(capsys, *part)
-
-
-def test_overrides_cannot_make_a_row_another(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "other.json"
-    for change, says in (
-        ({"config": to_dict(RECIPES["text-ar-grc"]())}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
-        ({"model": to_dict(RECIPES["text-ar-grc"]())["model"]}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
-        ({"recipe": "text-ar-grc", "config": {"data": {"corpus": "ptb"}}}, "data.corpus of 'ar-grc' 'ptb'"),
-        ({"recipe": "text-transformer-alibi", "config": {"model": {"positions": "sinusoidal"}}}, "model.positions of"),
-        ({"seed": 4}, "seed of 'ar-grc' 4, not 0"),
-    ):
-        file.write_text(json.dumps(change))
-        assert says in error_of(capsys, "text", *flags, str(file), "--out", str(tmp_path / "study"))
-
-
-def test_a_run_is_measured_on_the_text_that_it_was_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in the first run, and the text changed before it goes on: the second run would have another text."""
-    text, out = write_corpus(tmp_path / "text"), tmp_path / "study"
-    part = [*override_files(tmp_path, text), "--models", *MODELS, "--seeds", "0", "--out", str(out)]
-    with monkeypatch.context() as patch:
-        asked = iter([False] * 8 + [True] * 100)
-        patch.setattr(work._Work, "_is_spent", lambda _: next(asked))
-        assert main(["reproduce", "text", *part]) == 3
-    capsys.readouterr()
-    with (text / "train.txt").open("a") as file:
-        file.write("one more line .\n")
-    line = error_of(capsys, "text", *part)
-    assert "transformer-alibi seed 0 has another training text than ar-grc seed 0" in line
-    assert not (out / "results").exists()
-    assert main(["reproduce", "text", *part, "--models", "ar-grc"]) == 0
-    result = read_results(out / "results").runs[0]
-    assert result.data.store == RunFolder(out / "runs" / "ar-grc-0").store_key()
-
-
-def test_runs_that_start_from_another_have_its_tokens(corpus: Path, flags: list[str], tmp_path: Path) -> None:
-    first = tmp_path / "first"
-    config = study_of("text", overrides=[Path(one) for one in flags[1:]]).rows["ar-grc"]
-    other = dataclasses.replace(config.data, tokenizer=dataclasses.replace(config.data.tokenizer, vocab_size=VOCAB - 8))
-    train(dataclasses.replace(config, data=other), first)
-    file = tmp_path / "from.json"
-    file.write_text(json.dumps({"train": {"init_from": os.path.relpath(first)}}))
-    part = ["text", *flags, str(file), "--models", "ar-grc", "--seeds", "0", "--out", str(tmp_path / "study")]
-    assert main(["reproduce", *part]) == 0
-    result = read_results(tmp_path / "study" / "results").runs[0]
-    assert result.data.store == RunFolder(tmp_path / "study" / "runs" / "ar-grc-0").store_key()
-    assert result.main.loss < result.valid_loss + 0.5
-    assert main(["reproduce", *part]) == 0, "a relative path is the same path"
-
-
-def test_other_vocabularies_are_refused_before_training(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, out = tmp_path / "other.json", tmp_path / "study"
-    change = {"data": {"tokenizer": {"vocab_size": VOCAB - 8}}}
-    file.write_text(json.dumps({"recipe": "text-transformer-alibi", "config": change}))
-    line = error_of(capsys, "text", *flags, str(file), "--models", *MODELS, "--seeds", "0", "--out", str(out))
-    assert "transformer-alibi seed 0 has another tokenizer than ar-grc seed 0" in line
-    assert not out.exists()
-
-
 def test_models_are_timed_together(flags: list[str], tmp_path: Path) -> None:
     def timed() -> list[str]:
         (only,) = read_results(tmp_path / "results").timings
@@ -249,14 +118,6 @@ def test_a_run_that_diverges_does_not_keep_the_others(
     assert "ar-grc seed 0: at step" in answer["failed"][0]
     assert "not trained: ar-grc seed 0" in said.err
     assert [run.row for run in read_results(out / "results").runs] == [MODELS[1]]
-
-
-def test_two_processes_do_not_work_on_one_study(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with alone(tmp_path, "taken"):
-        part = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--out", str(tmp_path)]
-        assert f"another process works on {tmp_path}" in error_of(capsys, *part)
 
 
 def test_the_default_study_of_every_corpus() -> None:
@@ -372,31 +233,6 @@ def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, mon
     assert [one.compiled for one in read_results(tmp_path / "results").timings] == [True]
 
 
-def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, elsewhere = tmp_path / "study", write_corpus(tmp_path / "elsewhere", count=160)
-    (elsewhere / "train.txt").unlink()  # nobody trains on it
-    arguments = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--untimed", "--out", str(out)]
-    assert main(["reproduce", *arguments, "--others", f"elsewhere={elsewhere}"]) == 0
-    (run,) = read_results(out / "results").runs
-    (other,) = run.others
-    assert (other.name, other.text.documents) == ("elsewhere", 1)
-    assert [one.context for one in other.test] == [TRAINING["context"], CONTEXTS[-1]]
-    capsys.readouterr()
-    contexts = [str(one.context) for one in other.test]
-    folder = str(out / "runs" / "ar-grc-0")
-    assert main(["evaluate", folder, "--paths", str(elsewhere), "--contexts", *contexts, "--json"]) == 0
-    evaluated = json.loads(capsys.readouterr().out)["results"]
-    assert [one.nats for one in other.test] == [one["nats"] for one in evaluated]
-    table = (out / "tables" / "others.md").read_text()
-    assert f"{other.test[0].token_perplexity:.2f}" in table
-    assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
-    assert "nowhere is not there" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
-    (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
-    said = error_of(capsys, *arguments, "--seeds", "1", "--others", f"elsewhere={elsewhere}")
-    assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; call this one otherwise" in said
-    assert not (out / "runs" / "ar-grc-1").exists()
-
-
 def test_a_run_that_was_begun_otherwise_says_that_it_goes_on_so(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -407,42 +243,3 @@ def test_a_run_that_was_begun_otherwise_says_that_it_goes_on_so(
     capsys.readouterr()
     assert main([*arguments, "--accelerate"]) == 0
     assert "ar-grc-0 goes on as it was begun, without --accelerate" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("others", "said"),
-    [
-        (["nothing"], "--others needs NAME=PATH"),
-        (["=here"], "--others needs NAME=PATH"),
-        (["one={untested}", "one=there"], "two texts named 'one'"),
-        (["one=nowhere"], "nowhere is not there"),
-        (["one={untested}"], "has no test split"),
-    ],
-)
-def test_other_text_is_refused_before_training(
-    flags: list[str], others: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    untested = tmp_path / "untested"
-    write_corpus(untested)
-    (untested / "test.txt").unlink()
-    given = [one.format(untested=untested) for one in others]
-    assert said in error_of(capsys, "text", *flags, "--out", str(tmp_path / "study"), "--others", *given)
-    assert not (tmp_path / "study" / "runs").exists()
-
-
-def test_a_config_need_only_fit_the_models_that_are_asked_for(
-    flags: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "scan.json"
-    data = {"paths": [str(corpus)], "tokenizer": {"vocab_size": VOCAB}}
-    file.write_text(json.dumps({"data": data, "model": {"operator": {"width": 24}}}))
-    study = study_of("text", ["ar-grc"], overrides=[file])
-    assert to_dict(study.rows["ar-grc"])["model"]["operator"]["width"] == 24
-    said = error_of(capsys, "text", "--config", str(file))
-    assert "unknown field 'operator'" in said
-    assert 'for transformer-alibi; a file with a "recipe" changes that one alone' in said
-    flat = tmp_path / "flat.json"
-    flat.write_text(json.dumps({"recipe": "text-ar-grc", "data": data, "train": {"epochs": 3}}))
-    study = study_of("text", ["ar-grc"], overrides=[flat])
-    assert (study.models, study.rows["ar-grc"].train.epochs) == (("ar-grc",), 3)
-    assert study.rows["transformer-alibi"].train.epochs != 3

@@ -47,6 +47,12 @@ def tables(results: Results) -> list[Table]:
 
 def caveat(runs: Sequence[RunResult]) -> str:
     """What a reader must know before comparing numbers."""
+    missing = missing_models(runs)
+    return caveat_of_those_here(runs) + (f" Not here: {', '.join(missing)}." if missing else "")
+
+
+def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
+    """The same, but for what is missing, in which studies of one text may differ."""
     data = runs[0].data
     words = [SHAPES_NOT_RANKING] if data.corpus == "pydocs" else []
     test = data.splits["test"]
@@ -64,10 +70,7 @@ def caveat(runs: Sequence[RunResult]) -> str:
         words.append(
             f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
         )
-    words += _unlike(runs)
-    if missing := missing_models(runs):
-        words.append(f"Not here: {', '.join(missing)}.")
-    return " ".join(words)
+    return " ".join([*words, *_unlike(runs)])
 
 
 def missing_models(runs: Sequence[RunResult]) -> list[str]:

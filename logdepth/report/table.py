@@ -74,10 +74,14 @@ def shown(cell: Cell) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    rules = ["---:" if table.is_numeric(column) else "---" for column in range(len(table.heads))]
-    lines = [table.heads, rules, *table.texts()]
-    body = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-    return f"**{table.title}**\n\n{body}\n\n{table.note}\n"
+    numeric = [table.is_numeric(column) for column in range(len(table.heads))]
+    return f"**{table.title}**\n\n{markdown_lines(table.heads, table.texts(), numeric)}\n\n{table.note}\n"
+
+
+def markdown_lines(heads: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
+    """The table alone; numeric columns to the right."""
+    lines = [heads, ["---:" if right else "---" for right in numeric], *texts]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def as_latex(table: Table) -> str:

@@ -1,5 +1,6 @@
 """Study: which runs an experiment is made of, and at which lengths they are measured. It does not run anything."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
 SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SMALL_TIME_TOKENS, TIME_TOKENS = 4_096, 65_536
 PROMPTS = {"ptb": "the company said", "pydocs": "This function returns"}
+FLAG_OF_A_FIELD = re.compile(r"--((?:data|model|train)(?:\.[a-z-]+)+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,18 @@ def study_of(
         prompt=PROMPTS.get(corpus, "The"),
         others=_named_paths(others),
     )
+
+
+def in_fields(advice: str) -> str:
+    """What is advised with flags of `logdepth train`, for a study, whose configs are changed by files alone."""
+    advice = re.sub(r"--data\.corpus (\w+)", r"`logdepth reproduce \1`", advice)
+    first = FLAG_OF_A_FIELD.search(advice)
+    if first is None:
+        return advice
+    names = first[1].replace("-", "_").split(".")
+    example = "".join(f'{{"{name}": ' for name in names) + "…" + "}" * len(names)
+    said = FLAG_OF_A_FIELD.sub(lambda flag: flag[1].replace("-", "_"), advice)
+    return f"{said} (--config FILE with {example})"
 
 
 def _named_paths(others: Sequence[str]) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
 from logdepth.reproduce.measure import measure_run, measure_times, name_of_machine
-from logdepth.reproduce.study import Study
+from logdepth.reproduce.study import Study, in_fields
 from logdepth.results import (
     DataFacts,
     RunResult,
@@ -69,10 +69,13 @@ def work_on(
 
     Without `timed`, the models are not timed.
     """
-    work = _Work(study, out, data_dir, budget_minutes, timed)
-    work.prepare()
-    with alone(out, f"another process works on {out}; do a part with another --out, and copy its results here"):
-        return work.run()
+    try:
+        work = _Work(study, out, data_dir, budget_minutes, timed)
+        work.prepare()
+        with alone(out, f"another process works on {out}; do a part with another --out, and copy its results here"):
+            return work.run()
+    except UserError as error:
+        raise UserError(in_fields(str(error))) from None
 
 
 class _Work:
@@ -165,7 +168,7 @@ class _Work:
                 raise BudgetSpentError from None
             raise
         except (DivergedError, torch.OutOfMemoryError) as error:
-            self.failed.append(f"{label}: {str(error).splitlines()[0]}")
+            self.failed.append(f"{label}: {in_fields(str(error).splitlines()[0])}")
             self.progress.say(self.failed[-1])
             self.progress.update(before + share)
             return

@@ -1,8 +1,8 @@
 """The results in short: a row a model of every study, and what to know before comparing them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from logdepth.report.content import by_row, caveat, paper_numbers, three_units, title_of
+from logdepth.report.content import by_row, caveat_of_those_here, missing_models, paper_numbers, three_units, title_of
 from logdepth.report.table import Cell
 from logdepth.results import Results
 from results_page.kept import Kept, label_of
@@ -42,9 +42,25 @@ def headline_rows(studies: dict[str, Results]) -> Iterator[tuple[Cell, ...]]:
 
 
 def caveats(kept: Kept) -> str:
-    """Each once, with the studies that it is for."""
-    found: dict[str, list[str]] = {}
+    """Each once, with the studies that it is for; then what they lack."""
+    found: dict[str, dict[str, Results]] = {}
     for name, results in kept.studies.items():
         if results.runs:
-            found.setdefault(caveat(results.runs), []).append(label_of(name))
-    return "\n".join(f"- *{'; '.join(names)}.* {words}" for words, names in found.items())
+            found.setdefault(caveat_of_those_here(results.runs), {})[name] = results
+    return "\n".join(_caveat(words, studies) for words, studies in found.items())
+
+
+def _caveat(words: str, studies: dict[str, Results]) -> str:
+    missing = "; ".join(missing_in(studies))
+    return f"- *{'; '.join(map(label_of, studies))}.* {words}" + (f" Not here: {missing}." if missing else "")
+
+
+def missing_in(studies: dict[str, Results]) -> list[str]:
+    """`A, B and C of STUDY`, for each that was begun and lacks some models."""
+    lacking = {name: missing_models(results.runs) for name, results in studies.items() if results.runs}
+    return [f"{_enumerated(models)} of {label_of(name)}" for name, models in lacking.items() if models]
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -4,11 +4,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logdepth.errors import UserError
-from logdepth.report.content import how_timed, missing_models
+from logdepth.report.content import how_timed
 from logdepth.report.figures import draw_contexts, side_by_side
 from logdepth.results import Results
 from results_page.figures import Plan, figure_file, time_panels
-from results_page.headline import HEADS, headline_rows
+from results_page.headline import HEADS, headline_rows, missing_in
 from results_page.kept import STUDIES, Kept, label_of
 from results_page.markdown import NOTHING, table
 
@@ -27,14 +27,8 @@ def readme_block(kept: Kept) -> str:
     plans = readme_plans(kept)
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in plans.items()]
     captions = ". ".join(plan.caption for plan in plans.values())
-    missing = [name for name in IN_README if name not in kept.studies]
-    missing += [
-        f"{model} of {label_of(name)}"
-        for name, (runs, _) in _studies(kept).items()
-        if runs
-        for model in missing_models(runs)
-    ]
-    words = [f"Not run yet: {'; '.join(STUDIES.get(one, one) for one in missing)}."] if missing else []
+    missing = [STUDIES[name] for name in IN_README if name not in kept.studies] + missing_in(_studies(kept))
+    words = [f"Not run yet: {'; '.join(missing)}."] if missing else []
     return "\n\n".join([table(HEADS[:-1], rows), *words, *figures, f"*{captions}.*"]) + "\n"
 
 

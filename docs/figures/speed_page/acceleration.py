@@ -1,0 +1,37 @@
+"""Whether acceleration changes results: the same runs with it and without."""
+
+import json
+import sys
+
+from speed_page.measured import ROOT, Report
+from speed_page.tables import table
+
+
+def comparison() -> Report:
+    """What benchmarks/accelerated.py found."""
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results").glob("accelerated-*.json")]
+    if not reports:
+        sys.exit("no results/accelerated-*.json: run benchmarks/accelerated.py first")
+    found: Report = max(reports, key=lambda report: str(report["environment"]))
+    return found
+
+
+def same_results() -> str:
+    found = comparison()
+    rows = [
+        [f"{one['context']:,}", f"{one['plain']:.4f}", f"{one['accelerated']:.4f}", f"{one['ratio']:.6f}"]
+        for one in found["evaluations"]
+    ]
+    ends = [
+        [str(one["seed"]), "accelerated" if one["accelerated"] else "plain"]
+        + [f"{perplexity:.2f}" for _, perplexity in one["valid_perplexity"]]
+        for one in found["runs"]
+    ]
+    steps = [f"after step {step}" for step, _ in found["runs"][0]["valid_perplexity"]]
+    return (
+        f"`python benchmarks/accelerated.py`: `{found['recipe']}` for {found['steps']} steps. Test perplexity of one "
+        "checkpoint (seed 0, trained plain), evaluated both ways:\n\n"
+        + table(["context", "plain", "accelerated", "ratio"], rows)
+        + "\n\nValidation perplexity of the same runs, trained both ways (same weights and batches at the start; "
+        "dropout drops other numbers):\n\n" + table(["seed", "path", *steps], ends)
+    )

@@ -1,0 +1,140 @@
+"""The figures of the page."""
+
+from typing import TYPE_CHECKING
+
+from benchmarks.speed import bars
+from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, OURS, SINUSOIDAL, SINUSOIDAL_8, THEIRS
+from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
+from speed_page.acceleration import comparison
+from speed_page.measured import Report, Result, measured, mebibytes, number, places_of, results, variant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLES = {
+    # AR-GRC, ALiBi and sinusoidal positions as in figures of studies; 1 is AR-MLP-LDRU there.
+    name: (COLOURS[number], MARKERS[number])
+    for name, number in {BOTH_NETS: 0, NO_NETS: 4, SINUSOIDAL: 3, ALIBI: 2, SINUSOIDAL_8: 5}.items()
+}
+FIGURES = {
+    "forward": "time a token of a forward pass against context length",
+    "training": "time and peak memory of a training step",
+    "decoding": "tokens a second and bytes of state in decoding",
+    "curves": "training loss of the same runs, plain and accelerated",
+}
+
+
+def drawn(report: Report) -> "dict[str, Figure]":
+    return {
+        "forward": draw_forward(report),
+        "training": draw_training(report),
+        "decoding": draw_decoding(report),
+        "curves": draw_curves(),
+    }
+
+
+@house_style()
+def draw_curves() -> "Figure":
+    figure, (axes,) = new_figure(8, 3.8)
+    for one in comparison()["runs"]:
+        steps, losses = zip(*one["loss"], strict=True)
+        style = {
+            "ls": "-" if one["accelerated"] else "--",
+            "c": COLOURS[2 * one["seed"] + one["accelerated"]],
+            "lw": 1.2,
+        }
+        path = "accelerated" if one["accelerated"] else "plain"
+        axes.plot(steps, losses, label=f"seed {one['seed']}, {path}", **style)
+    axes.set_xlabel("steps")
+    axes.set_ylabel("training loss, nats a token")
+    axes.legend(fontsize=8.5)
+    return figure
+
+
+@house_style()
+def draw_forward(report: Report) -> "Figure":
+    figure, (axes,) = new_figure(8, 4.6)
+    found, everything = results(report, "forward"), measured(report)
+    for model, (colour, marker) in STYLES.items():
+        ones = sorted(bars.fitting(found, model=model), key=lambda one: one["context"])
+        places = [one["context"] for one in ones]
+        heights = [_nanoseconds(one, one["milliseconds"]) for one in ones]
+        axes.plot(places, heights, marker, ls="-", c=colour, label=model)
+        floors = [bars.floor_milliseconds(everything, one.get("flops_every_token")) for one in ones]
+        if model in OURS and floors and None not in floors:
+            heights = [_nanoseconds(one, floor or 0) for one, floor in zip(ones, floors, strict=True)]
+            axes.plot(places, heights, ls=":", c=colour, label=f"floor of {model}, leaves of every token")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens in a row")
+    axes.set_ylabel("nanoseconds a token")
+    axes.set_xticks([512, 2976, 8192, 65_536, 1_048_576])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.legend(fontsize=8.5)
+    return figure
+
+
+def _nanoseconds(one: Result, milliseconds: float) -> float:
+    return 1e6 * milliseconds / float(one["tokens"])
+
+
+@house_style()
+def draw_training(report: Report) -> "Figure":
+    """The faster loss of each Transformer."""
+    figure, (times, memory) = new_figure(10, 4.6, columns=2)
+    found = results(report, "training")
+    best: list[Result] = []
+    for batch, context in sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: shape[1]):
+        for model in (*OURS, *THEIRS):
+            for recompute in (False, True) if model in OURS else (None,):
+                facts = {"model": model, "batch": batch, "context": context, "recompute": recompute}
+                best += filter(None, [bars.fastest(bars.fitting(found, **facts))])
+    names = [f"{one['batch']}×{one['context']:,}, {variant({**one, 'loss': None})}" for one in best]
+    colours = [STYLES[one["model"]][0] for one in best]
+    _bars(times, names, [one["milliseconds"] for one in best], colours, "milliseconds a training step")
+    _bars(memory, [""] * len(best), [mebibytes(one) or 0 for one in best], colours, "MiB at the peak")
+    return figure
+
+
+@house_style()
+def draw_decoding(report: Report) -> "Figure":
+    figure, (speed, state) = new_figure(10, 3.6, columns=2)
+    found = sorted(results(report, "decoding"), key=lambda one: one["batch"])
+    names = [f"batch {one['batch']} after {places_of(one)}, {one['model']}" for one in found]
+    colours = [STYLES[one["model"]][0] for one in found]
+    _dots(speed, names, [one["tokens_per_second"] for one in found], colours, "tokens a second")
+    _dots(state, [""] * len(found), [one["state_bytes"] for one in found], colours, "bytes of state")
+    return figure
+
+
+def _dots(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:
+    """On a logarithmic axis, where the length of a bar would mean nothing."""
+    axes.scatter(values, range(len(values)), c=colours, s=45, zorder=3)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    for place, value in enumerate(values):
+        axes.annotate(f"   {shortened(value)}", (value, place), va="center", fontsize=7.5, color=INK)
+    axes.margins(x=0.25, y=0.1)
+
+
+def shortened(value: float) -> str:
+    for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{sign}"
+    return f"{value:.3g}"
+
+
+def _bars(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:
+    axes.barh(range(len(values)), values, color=colours)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(label)
+    for place, value in enumerate(values):
+        axes.annotate(f" {number(value)}", (value, place), va="center", fontsize=7.5, color=INK)
+    axes.margins(x=0.18)
+    axes.spines["left"].set_color(FAINT)

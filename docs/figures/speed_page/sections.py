@@ -1,0 +1,103 @@
+"""The tables of what was measured, a function for each part of the benchmark."""
+
+from collections.abc import Callable
+
+from benchmarks.speed import bars
+from benchmarks.speed.sizes import OURS, THEIRS
+from speed_page.measured import Report, Result, measured, mebibytes, number, places_of, results, variant
+from speed_page.tables import table
+
+
+def forward(report: Report) -> str:
+    found, everything = results(report, "forward"), measured(report)
+    contexts = sorted({one["context"] for one in found})
+    rows = []
+    for model in (*OURS, *THEIRS):
+        rows.append([model, *_cells(found, contexts, model, lambda one: one["milliseconds"])])
+        if model in OURS:
+            for kind, words in bars.FLOORS.items():
+                floor = lambda one, kind=kind: bars.floor_milliseconds(everything, one.get(f"flops_{kind}"))  # noqa: E731
+                alone = lambda one, kind=kind: one.get(f"products_{kind}", {}).get("milliseconds")  # noqa: E731
+                rows.append([f"its floor, {words}", *_cells(found, contexts, model, floor)])
+                rows.append([f"its products alone, {words}", *_cells(found, contexts, model, alone)])
+    tokens = max((one["tokens"] for one in found if one["model"] in THEIRS), default=0)
+    longest = f"; {contexts[-1]:,} in one row in the last column" if contexts and contexts[-1] > tokens else ""
+    note = f"Milliseconds of {tokens:,} tokens (as near as whole rows come) in rows of a length{longest}."
+    return f"{note}\n\n{table(['', *(f'{one:,}' for one in contexts)], rows)}"
+
+
+def _cells(found: list[Result], contexts: list[int], model: str, value: Callable[[Result], float | None]) -> list[str]:
+    cells = []
+    for context in contexts:
+        fitting = bars.fitting(found, model=model, context=context)
+        cells.append(number(value(fitting[0])) if fitting else "–")
+    return cells
+
+
+def training(report: Report) -> str:
+    found = sorted(results(report, "training"), key=lambda one: one["context"])
+    return table(("", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB"), (_training_row(one) for one in found))
+
+
+def training_floor(report: Report) -> str:
+    everything = measured(report)
+    rows = []
+    for one in results(report, "training"):
+        if "products_as_run" in one:
+            floors = [bars.floor_milliseconds(everything, one[f"flops_{kind}"]) for kind in bars.FLOORS]
+            alone = [one[f"products_{kind}"]["milliseconds"] for kind in bars.FLOORS]
+            cells = (one["milliseconds"], *floors, *alone)
+            rows.append([one["model"], f"{one['batch']}×{one['context']:,}", *map(number, cells)])
+    words = bars.FLOORS.values()
+    head = ["ms", "step", "measured", *(f"floor, {one}" for one in words), *(f"products alone, {one}" for one in words)]
+    return table(head, rows)
+
+
+def large(report: Report) -> str:
+    found = results(report, "large")
+    head = ("97.4M, vocabulary 50,000", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB", "TFLOP counted")
+    return table(head, ([*_training_row(one), number(1e-12 * one["flops_as_run"])] for one in found))
+
+
+def _training_row(one: Result) -> list[str]:
+    return [
+        variant(one),
+        f"{one['batch']}×{one['context']:,}",
+        number(one["milliseconds"]),
+        " – ".join(number(quartile) for quartile in one["quartiles"]),
+        number(one["tokens_per_second"]),
+        number(mebibytes(one)),
+    ]
+
+
+def decoding(report: Report) -> str:
+    rows = [
+        [
+            one["model"],
+            str(one["batch"]),
+            places_of(one),
+            number(1e3 * one["milliseconds"]),
+            number(one["tokens_per_second"]),
+            number(one["state_bytes"]),
+        ]
+        for one in sorted(results(report, "decoding"), key=lambda one: one["batch"])
+    ]
+    return table(("", "batch", "tokens before", "µs a step", "tokens/s", "bytes of state"), rows)
+
+
+def startup(report: Report) -> str:
+    rows = (
+        [f"caches of compiled kernels {one['caches']}", *(number(one["all_steps_seconds"][step]) for step in (0, -1))]
+        for one in results(report, "startup")
+    )
+    return table(("seconds from process start to the end of", "the first step", "the first replayed step"), rows)
+
+
+def rates(report: Report) -> str:
+    rows = [
+        ["×".join(f"{side:,}" for side in one["shape"]), number(1e-12 * one["flops_per_second"]) + " TFLOP/s"]
+        if one["what"] == "product"
+        else ["copy, bytes read and written", number(1e-12 * one["bytes_per_second"]) + " TB/s"]
+        for one in results(report, "rates")
+    ]
+    return table(("bfloat16 matrix product", "reached"), rows)
