@@ -57,7 +57,7 @@ def test_a_caveat_that_studies_share_is_said_once(tmp_path: Path) -> None:
         add_study(tmp_path / study, seeds=1)
     text = caveats(read_kept(tmp_path))
     assert text.count("\n- ") == 2
-    assert "- *PTB; PTB, 1k; PTB, tuned.* Test split" in text
+    assert "- *PTB; PTB, 1k; PTB, tuned; PTB, tuned, deeper.* Test split" in text
 
 
 def test_what_was_not_measured_has_no_number(tmp_path: Path) -> None:

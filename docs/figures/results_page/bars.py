@@ -37,7 +37,7 @@ BARS = (
         hoped="≤ 1.202",
         bar=1.30,
         stretch=1.202,
-        studies=("ptb", "ptb-1k", "ptb-tuned"),
+        studies=("ptb", "ptb-1k", "ptb-tuned", "ptb-tuned-deep"),
         find=of_model(GRC, bits_per_byte, most=3.5),
     ),
     Bar(

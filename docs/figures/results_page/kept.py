@@ -18,6 +18,7 @@ STUDIES = {
     "ptb": "PTB",
     "ptb-1k": "PTB, 1k",
     "ptb-tuned": "PTB, tuned",
+    "ptb-tuned-deep": "PTB, tuned, deeper",
     "webmix": "webmix",
 }
 """Folder of results/ → name in tables. A folder NAME-MORE is shown with NAME: each config of a model needs its own."""
