@@ -7,9 +7,12 @@ a recipe returns. Where the paper gives no number, ours stands beside the reason
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from logdepth.atomic import read_json
 from logdepth.data import CORPORA, DataConfig, TokenizerConfig
 from logdepth.errors import UserError, did_you_mean
 from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, num_parameters
@@ -134,6 +137,17 @@ def recipe(name: str) -> RunConfig:
     if name not in RECIPES:
         raise UserError(f"there is no recipe '{name}'{did_you_mean(name, RECIPES)}")
     return RECIPES[name]()
+
+
+def changes_in(file: Path) -> Any:
+    """What a file for --config says: the best.json of a sweep, the config.json of a run, a result file or one's own."""
+    said: Any = read_json(file)
+    if isinstance(said, dict) and {"best", "trials"} <= said.keys():
+        raise UserError(
+            f"{file} is the record of a sweep, with the config that it began with; --config takes its best.json, "
+            "or a result file of a run with its best"
+        )
+    return said
 
 
 def parameters_of(config: RunConfig) -> int:

@@ -134,6 +134,8 @@ def test_train_and_everything_after_it(
     flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
+    main(["time", "pydocs-transformer-alibi", *flags, "--accelerate"])
+    assert capsys.readouterr().err.splitlines()[0] == "CUDA graphs need a CUDA GPU; this is the cpu"
 
 
 def test_several_samples_and_prompts_from_stdin(

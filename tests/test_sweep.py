@@ -164,6 +164,11 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     assert config.train.learning_rate == best["params"]["train.learning_rate"]
     assert min(line["valid_loss"] for line in measured(again) if line["kind"] == "valid") == best["loss"]
 
+    # The record has the config that the sweep began with, which is not what anyone would mean.
+    record_file = ["--config", str(out / "sweep.json")]
+    for command in (["train"], ["sweep", RECIPE], ["reproduce", "pydocs"]):
+        assert "sweep.json is the record of a sweep" in refused(capsys, *command, *record_file)
+
 
 def test_best_json_names_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "best.json"

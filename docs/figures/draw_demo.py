@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from logdepth.drawing import save
+from logdepth.drawing import save_svg
 from logdepth.report.figures import figures
 from logdepth.results import read_results
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def main() -> None:
     _, figure = figures(read_results(ROOT / "results" / "demo"))["overview"]
-    save(figure, ROOT / "docs" / "figures" / "demo")
+    save_svg(figure, ROOT / "docs" / "figures" / "demo.svg", "results/demo")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from logdepth.atomic import read_json
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, named_first, parse, value_of
 from logdepth.cli.train import changed
 from logdepth.errors import UserError
-from logdepth.recipes import RECIPES, recipe
+from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import OF_THE_MACHINE, RunConfig
 from logdepth.train import Interrupted
 
@@ -68,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("which recipe? `logdepth recipes` lists them")
     config = recipe(name or "pydocs-ar-grc")
     if file is not None:
-        config = changed(config, read_json(Path(file)), file)
+        config = changed(config, changes_in(Path(file)), file)
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from logdepth.atomic import read_json
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, named_first, parse, value_of
 from logdepth.config import from_dict, override
 from logdepth.errors import UserError
 from logdepth.progress import in_words
-from logdepth.recipes import RECIPES, recipe
+from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import RunConfig
 from logdepth.train import Interrupted, Standing, resume, train
 
@@ -61,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
-    changes = {} if file is None else read_json(Path(file))
+    changes = {} if file is None else changes_in(Path(file))
     if name is None and isinstance(changes, dict) and isinstance(changes.get("recipe"), str):  # a sweep's best.json
         name = changes["recipe"]
     if name is None and isinstance(changes, dict) and "config" in changes:

@@ -96,9 +96,10 @@ class LanguageModel(nn.Module, ABC):
     def accelerate(self) -> str | None:
         """Compute with fused kernels from now on, with the same answers to rounding.
 
-        None, or in one line why the model goes on as it is. A model without such kernels has nothing to say.
+        None, or in one line why the model goes on as it is. A model without such kernels still has its CUDA graphs.
         """
-        return None
+        kind = next(self.parameters()).device.type
+        return None if kind == "cuda" else f"CUDA graphs need a CUDA GPU; this is the {kind}"
 
     def weights_held(self) -> AbstractContextManager[None]:
         """A scope in which the weights do not change: what depends on them alone need not be computed in every pass.

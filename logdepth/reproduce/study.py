@@ -4,14 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from logdepth.atomic import read_json
 from logdepth.config import flattened, override, to_dict
 from logdepth.data import CORPORA
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
-from logdepth.recipes import recipe, rows_of
+from logdepth.recipes import changes_in, recipe, rows_of
 from logdepth.runs import RunConfig
 from logdepth.train import with_whole_paths
 
@@ -132,7 +130,7 @@ def _overridden(
     What does not fit a row that is not asked for leaves it as it is.
     """
     for file in overrides:
-        changes: Any = read_json(file)
+        changes = changes_in(file)
         if not isinstance(changes, dict):
             raise UserError(f"{file}: expected a mapping of fields of a run's config")
         of_recipe = changes.get("recipe")
