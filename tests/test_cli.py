@@ -242,7 +242,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-grc --out /proc/nothing", "cannot write /proc/nothing"),
         ("train ptb-ar-grc --train.reset-at-documents", "corpus 'ptb' is one stream"),
         ("time pydocs-ar-grc --batch-size 0", "must be at least 1"),
-        ("time pydocs-ar-grc --warmups -1", "--warmups at least 0"),
+        ("time pydocs-ar-grc --warmups -1", "--warmups must be at least 0; got -1"),
         ("generate {run} --seed -1", "seed must be from 0 to below 2^63"),
         ("evaluate {run} --positions", "--positions is for --json"),
         ("evaluate {run} --paths /nowhere", "/nowhere is not there"),

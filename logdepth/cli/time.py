@@ -57,11 +57,15 @@ class TimeCommand:
 def run(arguments: Sequence[str]) -> int:
     command = parse(TimeCommand, arguments, "time")
     contexts = PAPER_CONTEXTS if command.grid else command.contexts
-    batch_size = 1 if command.batch_size is None else command.batch_size
-    if not contexts or min(*contexts, batch_size, command.batch_tokens, command.repeats, command.warmups + 1) < 1:
-        raise UserError(
-            "--contexts, --batch-size, --batch-tokens and --repeats must be at least 1, and --warmups at least 0"
-        )
+    for flag, value, least in (
+        ("--contexts", min(contexts, default=0), 1),
+        ("--batch-size", command.batch_size, 1),
+        ("--batch-tokens", command.batch_tokens, 1),
+        ("--repeats", command.repeats, 1),
+        ("--warmups", command.warmups, 0),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"{flag} must be at least {least}; got {value}")
     device = device_named(command.device, "--device")
     model = _model(command.model, device)
     if reason := make_faster(model, accelerate=command.accelerate, compiled=command.compile):

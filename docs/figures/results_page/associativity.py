@@ -1,5 +1,7 @@
 """What operators learned: how far each is from associative, and the same weights with other trees."""
 
+import math
+
 from logdepth.associativity import LAWS, Associativity, Distance
 from logdepth.report.table import Cell, Spread
 from results_page.figures import associativity_figure, figure
@@ -50,14 +52,13 @@ def _cells(found: Associativity, one: Distance | None) -> tuple[Cell, Cell, Cell
 
 
 def _trees(name: str, found: Associativity) -> str:
-    rows = [
-        (
-            tree,
-            Spread(one.whole.token_perplexity, None),
-            Spread(found.over_scan(tree), found.error_over_scan(tree), 4),
-            Spread(one.whole.bits_per_byte, None, 4),
-        )
-        for tree, one in found.trees.items()
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for tree, one in found.trees.items():
+        perplexity, over = Spread(one.whole.token_perplexity, None), found.over_scan(tree)
+        if math.isinf(over):
+            rows.append((tree, "overflows", None, None))
+        else:
+            bits = Spread(one.whole.bits_per_byte, None, 4)
+            rows.append((tree, perplexity, Spread(over, found.error_over_scan(tree), 4), bits))
     heads = ("tree", "token perplexity", "over the scan's", "bits per byte")
     return table(heads, rows, title=f"{name}: other trees", note="± standard error over parts of the text.")
