@@ -17,8 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
+from benchmarks import refusals
 from logdepth.atomic import write_json
-from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, RunFolder, device_named
@@ -92,8 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    refusals.run(main)

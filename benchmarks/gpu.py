@@ -22,15 +22,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # runs uninstalled too
 
 import torch
 
+from benchmarks import refusals
 from benchmarks.speed import bars, sizes
 from logdepth.atomic import read_json, write_json
+from logdepth.errors import UserError
 from logdepth.runs.environment import environment
 
 
@@ -63,11 +65,11 @@ def main() -> None:
         _run_part(arguments.part, device, arguments.out, arguments.smoke)
         return
     if device.type == "cuda" and not torch.cuda.is_available():
-        _refuse("no GPU here; try --smoke, which rehearses on the CPU")
+        raise UserError("no GPU here; try --smoke, which rehearses on the CPU")
     names = arguments.parts.split(",")
     for name in names:
         if name not in PARTS:
-            _refuse(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
+            raise UserError(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
     out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{_gpu()}.json")
     report = _new_report(device, arguments.smoke)
     if out is not None and out.exists() and set(names) != set(PARTS):
@@ -98,11 +100,6 @@ def main() -> None:
     failed = [name for name, part in report["parts"].items() if part["status"] != "done"]
     if failed:
         sys.exit(f"not done: {', '.join(failed)}")
-
-
-def _refuse(reason: str) -> NoReturn:
-    print(reason, file=sys.stderr)
-    sys.exit(2)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -198,7 +195,7 @@ def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = read_json(file)
     for fact in ("device", "torch", "triton"):
         if report["machine"].get(fact) != new["machine"].get(fact):
-            _refuse(
+            raise UserError(
                 f"{file} was made with {fact} {report['machine'].get(fact)}, this is {new['machine'].get(fact)}: "
                 "run all parts, or choose another --out"
             )
@@ -257,4 +254,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    refusals.run(main)

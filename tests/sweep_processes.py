@@ -1,4 +1,4 @@
-"""Workers of a sweep as real processes, and what a study holds after them."""
+"""Workers of a sweep as real processes, or on trials that take no time; and what a study holds after them."""
 
 import contextlib
 import os
@@ -116,6 +116,23 @@ def each_done_once(trials: list[Any], count: int) -> list[int]:
     assert sorted(over) == Ledger(trials).origins
     assert len(over) == count
     return sorted(over)
+
+
+@pytest.fixture(name="trained")
+def training_in_no_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Trials take no time: their loss is made up. Returns the trials that were trained to their end."""
+    done: list[int] = []
+
+    def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+        watch.started(STEPS)
+        watch.progress(STEPS, 0)
+        watch.validated(6, config.train.learning_rate, over=False)
+        done.append(int(folder.path.name))
+        return Standing(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
+
+    monkeypatch.setattr(worker.Worker, "_train", in_no_time)
+    monkeypatch.setattr(worker, "draw", lambda *_: None)
+    return done
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import gpu
+from benchmarks import gpu, refusals
 from benchmarks.speed import bars, products
 from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
+from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
 
 ROOT = Path(__file__).parent.parent
@@ -258,16 +259,20 @@ def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "No such file" in part["message"]
 
 
-def test_more_parts_join_a_report_of_the_same_kind_of_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     machine = {"device": "NVIDIA H200", "torch": "2.11", "triton": "3.6"}
     file.write_text(json.dumps({"machine": machine, "parts": {"rates": {}}, "seconds": 9.0}))
     assert gpu._gone_on_with(file, {"machine": machine})["parts"] == {"rates": {}}
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(UserError, match=r"made with torch 2\.11, this is 2\.12: run all parts"):
         gpu._gone_on_with(file, {"machine": machine | {"torch": "2.12"}})
-    assert "made with torch 2.11, this is 2.12: run all parts" in capsys.readouterr().err
+
+
+def test_a_benchmark_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--parts", "rates,nothing"])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        refusals.run(gpu.main)
+    assert capsys.readouterr().err.startswith("there is no part 'nothing'; parts are rates, startup")
 
 
 def test_sizes_are_the_papers() -> None:

@@ -1,4 +1,4 @@
-"""Workers of a sweep that die, stop, or work side by side: every trial is done, and done once."""
+"""Workers of a sweep that die, or work side by side: every trial is done, and done once."""
 
 import json
 import random
@@ -20,15 +20,13 @@ import logdepth.sweep.storage as storage
 import logdepth.sweep.worker as worker
 from logdepth.cli import main
 from logdepth.config import override, to_dict
-from logdepth.errors import UserError
 from logdepth.recipes import recipe
 from logdepth.runs import RunFolder
 from logdepth.sweep import Search, parse_space
 from logdepth.sweep.ledger import RETRY_OF, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
 from logdepth.sweep.watch import PLACES, TrialWatch
-from logdepth.train import Standing, Trainer
-from tests.command_line import refused
+from logdepth.train import Standing
 from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,
@@ -40,6 +38,7 @@ from tests.sweep_processes import (
     record_own_trials,
     start,
     steps_in,
+    training_in_no_time,  # noqa: F401
     trials_of,
     wait_for_step,
 )
@@ -60,23 +59,6 @@ class Mortal(JournalStorage):
             raise KilledError
         Mortal.left -= 1
         super()._write_log(op_code, extra_fields)
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Trials take no time: their loss is made up. Returns the trials that were trained to their end."""
-    done: list[int] = []
-
-    def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
-        watch.started(STEPS)
-        watch.progress(STEPS, 0)
-        watch.validated(6, config.train.learning_rate, over=False)
-        done.append(int(folder.path.name))
-        return Standing(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
-
-    monkeypatch.setattr(worker.Worker, "_train", in_no_time)
-    monkeypatch.setattr(worker, "draw", lambda *_: None)
-    return done
 
 
 @pytest.fixture
@@ -292,111 +274,6 @@ def test_a_killed_worker_loses_nothing(
     last = trials_of(out)[-1]
     # Those from before the kill too.
     assert sorted(last.intermediate_values) == list(range(1, PLACES + 1))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_give_the_trial_back(
-    number: signal.Signals,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "sweep"
-    original = Trainer._step
-
-    def stopping(self: Trainer) -> None:
-        original(self)
-        if self.standing.step == 8:
-            signal.raise_signal(number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", stopping)
-        assert main(flags(corpus, out, "--trials", "1")) == 128 + number
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last == f"stopped by {number.name}; what was begun is saved. Go on with the same command"
-    failed, waiting = trials_of(out)
-    assert (failed.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
-    assert steps_in(out, 0)[-1] == 8
-    assert main(flags(corpus, out, "--trials", "1")) == 0
-    (row,) = json.loads((out / "sweep.json").read_text())["trials"]
-    assert (row["state"], row["attempts"], row["steps"]) == ("complete", 2, STEPS)
-    assert steps_in(out, 0) == list(range(1, STEPS + 1))
-    assert trials_of(out)[-1].user_attrs["deaths"] == 0
-
-
-def test_a_signal_that_comes_while_compiling(
-    trained: list[int],
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "sweep"
-
-    def compiling(*_: Any) -> Standing:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        except Exception as error:  # as torch's compiler does
-            raise RuntimeError("cannot compile") from error
-        raise AssertionError("the signal did nothing")
-
-    monkeypatch.setattr(worker.Worker, "_train", compiling)
-    assert main(flags(corpus, out, "--trials", "1")) == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM" in capsys.readouterr().err
-    assert [trial.state for trial in trials_of(out)] == [TrialState.FAIL, TrialState.WAITING]
-
-
-def test_a_signal_while_waiting_for_others(
-    trained: list[int], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "sweep"
-    assert main(flags(corpus, out, "--trials", "1")) == 0
-    optuna.load_study(study_name=RECIPE, storage=open_storage(None, out / "journal.log")).ask()  # by someone far away
-    monkeypatch.setattr(worker.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
-    assert main(flags(corpus, out, "--trials", "2")) == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_worker_that_cannot_go_on_gives_its_trial_back(
-    trained: list[int],
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "sweep"
-
-    def no_room(*_: Any) -> Standing:
-        raise UserError("no room left to write; free some space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(worker.Worker, "_train", no_room)
-        assert "no room left to write" in refused(capsys, *flags(corpus, out, "--trials", "1"))
-    assert [trial.state for trial in trials_of(out)] == [TrialState.FAIL, TrialState.WAITING]
-    assert main(flags(corpus, out, "--trials", "1")) == 0
-    assert each_done_once(trials_of(out), 1) == [0]
-
-
-def test_a_database_that_goes_away_in_a_trial(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "sweep"
-
-    def gone(*_: Any, **__: Any) -> None:
-        raise optuna.exceptions.StorageInternalError("the server went away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialWatch, "validated", gone)
-        patch.setattr(optuna.Study, "tell", gone)
-        line = refused(capsys, *flags(corpus, out, "--trials", "1"))
-    assert "cannot be used (the server went away); check --storage and run the same again" in line
-    assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING]  # nobody could be told
-    assert main(flags(corpus, out, "--trials", "1", "--grace", "1e6")) == 0
-    (row,) = json.loads((out / "sweep.json").read_text())["trials"]
-    assert (row["state"], row["attempts"]) == ("complete", 2)
-    assert steps_in(out, 0) == list(range(1, STEPS + 1))
-    assert list((out / "workers").iterdir()) == []
 
 
 def test_a_line_that_a_kill_cut_off_is_removed(trained: list[int], corpus: Path, tmp_path: Path) -> None:

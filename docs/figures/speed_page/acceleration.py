@@ -1,15 +1,15 @@
 """Whether acceleration changes results: the same runs with it and without."""
 
-import json
 import sys
 
+from logdepth.atomic import read_json
 from speed_page.measured import ROOT, Report
 from speed_page.tables import table
 
 
 def comparison() -> Report:
     """What benchmarks/accelerated.py found."""
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results").glob("accelerated-*.json")]
+    reports = [read_json(path) for path in (ROOT / "results").glob("accelerated-*.json")]
     if not reports:
         sys.exit("no results/accelerated-*.json: run benchmarks/accelerated.py first")
     found: Report = max(reports, key=lambda report: str(report["environment"]))

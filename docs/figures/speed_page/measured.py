@@ -1,10 +1,10 @@
 """The run that the page shows, and how what is in it is named and written."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import bars
+from logdepth.atomic import read_json
 
 ROOT = Path(__file__).parents[3]
 Report = dict[str, Any]
@@ -13,7 +13,7 @@ Result = dict[str, Any]
 
 def latest_report(folder: Path = ROOT / "results") -> Report | None:
     """The run that the page shows; None before there is one."""
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("speed-*.json"))]
+    reports = [read_json(path) for path in sorted(folder.glob("speed-*.json"))]
     return max((one for one in reports if not one["smoke"]), key=lambda report: report["date"], default=None)
 
 

@@ -12,12 +12,16 @@ def summary(report: Report) -> str:
     lines = []
     for what, rows in by_bar(report).items():
         shown = [row for row in rows if "recomputing" not in row["model"]]
-        sign = "≤" if rows[0]["at_most"] else "≥"
-        stretch = "" if rows[0]["stretch"] is None else f"{sign} {number(rows[0]['stretch'])}"
         with_nets = [row for row in shown if not row["model"].startswith(NO_NETS)]
         without = [row for row in shown if row["model"].startswith(NO_NETS)]
-        lines.append([what, f"{sign} {number(rows[0]['bar'])}", stretch, _worst(with_nets), _worst(without)])
+        lines.append([what, *_limits(rows[0]), _worst(with_nets), _worst(without)])
     return table(("the worst ratio of each model, not recomputing", "bar", "stretch", "both nets", "no nets"), lines)
+
+
+def _limits(row: Result) -> tuple[str, str]:
+    """The bar, and the stretch where there is one."""
+    sign = "≤" if row["at_most"] else "≥"
+    return f"{sign} {number(row['bar'])}", "" if row["stretch"] is None else f"{sign} {number(row['stretch'])}"
 
 
 def _worst(rows: list[Result]) -> str:
@@ -38,8 +42,7 @@ def by_bar(report: Report) -> dict[str, list[Result]]:
 def verdicts(report: Report) -> str:
     parts = []
     for what, rows in by_bar(report).items():
-        sign = "≤" if rows[0]["at_most"] else "≥"
-        stretch = "" if rows[0]["stretch"] is None else f", stretch {sign} {number(rows[0]['stretch'])}"
+        bar, stretch = _limits(rows[0])
         lines = [
             [
                 row["model"],
@@ -51,7 +54,8 @@ def verdicts(report: Report) -> str:
             for row in rows
         ]
         head = ("model", "against", "ours", "theirs", "ratio", "verdict")
-        parts.append(f"**{what}**: bar {sign} {number(rows[0]['bar'])}{stretch}\n\n{table(head, lines)}")
+        limits = f"bar {bar}, stretch {stretch}" if stretch else f"bar {bar}"
+        parts.append(f"**{what}**: {limits}\n\n{table(head, lines)}")
     return "\n\n".join(parts) or NOTHING
 
 
