@@ -64,7 +64,7 @@ def test_kernels_keep_to_autocast() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar-mlp-ldru", "affine"])
-def test_operators_without_kernels_do_without(name: str) -> None:
+def test_operators_without_kernels_for_few_rows_do_without(name: str) -> None:
     assert steps_by_kernels(name, [5, 5], 4, graphs=False, leaf_table=True)._weights.few_rows is None
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from logdepth.fused import merges
+from logdepth.fused import grc_cell, merges
 from logdepth.kernels import linear as products
 from logdepth.kernels import lookup, norm, pairs
 from logdepth.kernels.activation import activate, activate_backward, slope_programs
@@ -22,6 +22,7 @@ from logdepth.kernels.lookup import add_looked_up, leaves, leaves_backward, orde
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward, residual_normed, residual_normed_backward
 from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
 from logdepth.kernels.rows import scaled, scatter_rows
+from logdepth.kernels.weigh import weigh, weigh_backward
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -210,6 +211,33 @@ def test_residual_normed(rate: float, rows: int, width: int, dtype: torch.dtype)
     assert_sums(sums, actual_sums, *norm_grads, added_grad.sum(0))
 
 
+@sizes
+@dtypes
+def test_weighed_pairs(rows: int, width: int, dtype: torch.dtype) -> None:
+    raw, pair, grad = (random(rows, width, dtype=dtype) for _ in range(3))
+    scale, shift, sums = random(width), random(width), random(norm_programs(rows, width), 3 * width)
+    inputs = exact(raw, pair, scale, shift)
+    expected = F.layer_norm(inputs[0], (width,), *inputs[2:], EPS) * inputs[1]
+    raw_grad, pair_grad, *norm_grads = torch.autograd.grad(expected, inputs, grad.double())
+    weighed = torch.empty_like(raw)
+    weigh(raw, pair, scale, shift, weighed, eps=EPS)
+    assert_close(weighed, expected.detach(), dtype)
+    in_place = raw.clone()
+    weigh(in_place, pair, scale, shift, in_place, eps=EPS)
+    assert torch.equal(in_place, weighed)
+    again, actual_raw_grad, actual_pair_grad, actual_sums = (
+        grad.clone(),
+        raw.clone(),
+        torch.empty_like(pair),
+        sums.clone(),
+    )
+    weigh_backward(again, actual_raw_grad, pair, scale, shift, actual_pair_grad, actual_sums, eps=EPS)
+    assert_close(again, expected.detach(), dtype)
+    assert_close(actual_raw_grad, raw_grad, dtype)
+    assert_close(actual_pair_grad, pair_grad, dtype)
+    assert_sums(sums, actual_sums, *norm_grads, raw_grad.sum(0))
+
+
 @pytest.mark.parametrize("rows", [1, 64, 528])
 @pytest.mark.parametrize("width", [1, 32, 100])
 def test_column_sums(rows: int, width: int) -> None:
@@ -354,7 +382,7 @@ def test_dropout_depends_on_the_seed_and_on_the_number_of_the_row(kept_of: Any) 
 
 
 def test_places_that_drop_have_sites_of_their_own() -> None:
-    sites = [pairs.SITE, merges.HIDDEN_SITE, merges.NET_SITE, norm.SITE, lookup.SITE]
+    sites = [pairs.SITE, grc_cell.HIDDEN_SITE, merges.NET_SITE, norm.SITE, lookup.SITE]
     assert len(set(sites)) == len(sites)
     assert max(sites) <= 6
     masks = [kept_of_hidden(40, 48, site=site, **dropout(0.5))[0] for site in sites]

@@ -93,7 +93,18 @@ def resources(binary: bytes) -> str:
 
 def launch_everything(width: int) -> None:
     """As the library does on a GPU; the values do not matter."""
-    from logdepth.kernels import activation, column_sums, cross_entropy, few_rows, gate, linear, lookup, norm, pairs
+    from logdepth.kernels import (
+        activation,
+        column_sums,
+        cross_entropy,
+        few_rows,
+        gate,
+        linear,
+        lookup,
+        norm,
+        pairs,
+        weigh,
+    )
     from logdepth.kernels import rows as whole_rows
 
     rows, low = 64, torch.bfloat16
@@ -114,6 +125,9 @@ def launch_everything(width: int) -> None:
     norm.normed_backward(results, results, vector, vector, results, results, results, sums, eps=1e-5, silu=True)
     norm.residual_normed(results, results, vector, vector, results, eps=1e-5, **dropout)
     norm.residual_normed_backward(results, results, results, vector, sums, eps=1e-5, **dropout)
+    double = torch.empty(2 * width)
+    weigh.weigh(pair, pair, double, double, pair, eps=1e-5)
+    weigh.weigh_backward(pair, pair, pair, double, double, pair, sums, eps=1e-5)
     column_sums.column_sums(sums)
     whole_rows.scaled(results, vector[:1])
     whole_rows.scatter_rows(states, tokens, results)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.fused import why_not_fused
-from logdepth.fused.weights import Cell, Net
+from logdepth.fused.weights import GRCWeights, NetWeights
 from logdepth.kernels import DTYPES
 from logdepth.kernels.activation import Activation, activate
 from logdepth.kernels.few_rows import MOST_ROWS, Norm, linear, mix, settle
@@ -36,7 +36,9 @@ def fit(layer: ScanLayer, states: torch.dtype) -> bool:
     """Whether there are kernels for a layer with states of this dtype."""
     parts = (layer.operator, layer.out_of_state)
     dtypes = {states, *(weight.dtype for part in parts for weight in part.parameters())}
-    return dtypes.issubset(DTYPES) and why_not_fused(layer.operators(), layer.out_of_state.weight) is None
+    operator = layer.operator.operator if isinstance(layer.operator, PostMerge) else layer.operator
+    fused = why_not_fused(layer.operators(), layer.out_of_state.weight) is None
+    return fused and isinstance(operator, GRC) and dtypes.issubset(DTYPES)
 
 
 class FewRowsLayer:
@@ -73,13 +75,13 @@ class FewRowsGRC:
     """Stands for a GRC, or one with a net after its merges."""
 
     def __init__(self, operator: Operator) -> None:
-        self.net: Net | None = None
+        self.net: NetWeights | None = None
         if isinstance(operator, PostMerge):
-            self.net, self.net_activation = Net.of(operator), name_of(operator.activation)
+            self.net, self.net_activation = NetWeights.of(operator), name_of(operator.activation)
             self.net_norm = _norm(operator.norm)
             operator = operator.operator
         assert isinstance(operator, GRC)
-        self.cell, self.activation = Cell.of(operator), name_of(operator.activation)
+        self.cell, self.activation = GRCWeights.of(operator), name_of(operator.activation)
         self.norm = _norm(operator.norm)
 
     def __call__(self, left: Rows, right: Rows) -> Rows:

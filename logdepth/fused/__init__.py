@@ -1,5 +1,5 @@
-"""GRC scans as a whole on a GPU: fused kernels around large matrix products, and a backward pass of their own."""
+"""Scans as a whole on a GPU: fused kernels around large matrix products, and a backward pass of their own."""
 
-from logdepth.fused.operators import FusedGRC, why_not_fused
+from logdepth.fused.operators import FusedOperator, why_not_fused
 
-__all__ = ["FusedGRC", "why_not_fused"]
+__all__ = ["FusedOperator", "why_not_fused"]

@@ -1,201 +1,155 @@
-"""The merges of a program, forward and backward: large matrix products with fused kernels between them.
+"""The merges of a program, forward and backward: an operator's own, and those of the net that may follow them.
 
-    pair = [a; b]    before = W1 · pair + b1    hidden = act(before)
-    gates = W2 · hidden + b2    merged = gate(gates, a, b)
-
-and, where a net follows a merge,   inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
+inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from logdepth.fused.cell import Cell, Operands
 from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
 from logdepth.fused.program import Call, Program
-from logdepth.fused.weights import Cell, Net, Settings, add_product
-from logdepth.kernels.activation import slope_programs
+from logdepth.fused.weights import NetWeights, Totals
+from logdepth.kernels.activation import Activation, slope_programs
 from logdepth.kernels.column_sums import column_sums
-from logdepth.kernels.gate import gate, gate_backward
-from logdepth.kernels.launch import MAX_PROGRAMS
+from logdepth.kernels.launch import MANY
 from logdepth.kernels.norm import norm_programs, residual_normed, residual_normed_backward
-from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
 
-HIDDEN_SITE, NET_SITE = 2, 3
-"""They tell the dropout of the two hidden layers apart."""
-MANY = 2**30
-"""Rows, for as many partial sums as there may be."""
+NET_SITE = 3
+"""It tells the dropout of hidden layers apart."""
+
+
+class NetSettings(NamedTuple):
+    """What the net does, beside its weights."""
+
+    activation: Activation
+    eps: float
+    dropout: float
+    on_folds: bool
+    """Whether it follows the merges of the down-sweep too."""
+
+
+class Net(NamedTuple):
+    settings: NetSettings
+    weights: NetWeights
 
 
 @dataclass
 class Traces:
     """What merges leave for the backward pass: a row for each merge, and for each that a net follows."""
 
-    pairs: Tensor
-    before: Tensor
-    gates: Tensor
+    kept: tuple[Tensor, ...]
+    """The operator's own."""
     inner: Tensor
     net_before: Tensor
     added: Tensor
 
-    @classmethod
-    def empty(cls, states: Tensor, net: Net | None, num_merges: int, num_net_merges: int) -> "Traces":
-        width = states.shape[1]
-        net_hidden = 0 if net is None else len(net.hidden)
-        return cls(
-            pairs=states.new_empty(num_merges, 2 * width),
-            before=states.new_empty(num_merges, 4 * width),
-            gates=states.new_empty(num_merges, 4 * width),
-            inner=states.new_empty(num_net_merges, width),
-            net_before=states.new_empty(num_net_merges, net_hidden),
-            added=states.new_empty(num_net_merges, width),
-        )
-
     def rows(self, first: int, count: int) -> "Traces":
         """Those of some merges."""
         part = slice(first, first + count)
-        return Traces(
-            self.pairs[part],
-            self.before[part],
-            self.gates[part],
-            self.inner[part],
-            self.net_before[part],
-            self.added[part],
-        )
+        return Traces(_cut(self.kept, part), self.inner[part], self.net_before[part], self.added[part])
 
 
 class Merges:
     """A program with its weights, in the dtype of its states."""
 
     def __init__(
-        self, settings: Settings, program: Program, cell: Cell, net: Net | None, states: Tensor, seed: Tensor
+        self, program: Program, cell: Cell[Any, Any, Any], net: Net | None, states: Tensor, seed: Tensor
     ) -> None:
-        self.settings, self.program, self.states, self.seed = settings, program, states, seed
-        self.cell, self.net = cell, net
+        self.program, self.cell, self.net, self.states, self.seed = program, cell, net, states, seed
         self.num_net_merges = 0
         if net is not None:
-            self.num_net_merges = program.num_merges if settings.net_on_folds else program.num_up_merges
+            self.num_net_merges = program.num_merges if net.settings.on_folds else program.num_up_merges
+
+    def traces(self) -> Traces:
+        """Room for all merges."""
+        return self._traces(self.program.num_merges, self.num_net_merges)
 
     def forward(self, traces: Traces | None) -> None:
         """Fills the states behind the inputs; `traces` too, where they are kept."""
         for call in self.program.calls:
+            results, num_with_net = self._results(self.states, call), self._num_with_net(call.first, call.num_merges)
             if traces is None:
-                rows = self._traces(call.num_merges, self._num_with_net(call.first, call.num_merges))
-                self._gates(rows, call.first, call.left, call.right, rows.before, call.side_by_side)
+                rows, spare = self._traces(call.num_merges, num_with_net), None
             else:
-                rows = traces.rows(call.first, call.num_merges)
-                self._gates(rows, call.first, call.left, call.right, torch.empty_like(rows.before), None)
-            results = self._results(self.states, call)
-            if self._num_with_net(call.first, call.num_merges):
-                self._merge(rows.gates, call.left, call.right, rows.inner)
+                rows, spare = traces.rows(call.first, call.num_merges), self.cell.spare(self.states, call.num_merges)
+            self.cell.forward(rows.kept, spare, self._operands(call), rows.inner if num_with_net else results)
+            if num_with_net:
                 self._refine(rows, rows.net_before if traces is None else torch.empty_like(rows.net_before))
                 self._add(rows, call.first, results)
-            else:
-                self._merge(rows.gates, call.left, call.right, results)
 
     def backward(self, grads: Tensor, traces: Traces | None) -> tuple[Tensor | None, ...]:
-        """Adds to `grads`, the gradients of all states, those of the inputs; returns those of cell and net.
+        """Adds to `grads`, the gradients of all states, those of the inputs; returns those of the operator and the net.
 
         `grads` of merged states, and `traces`, are overwritten.
         """
-        sums = _Sums(self.states, self.net)
-        totals: dict[str, Tensor] = {}
+        sums = self.cell.sums(self.states)
+        net_sums = None if self.net is None else _NetSums(self.states, self.net.weights)
         for group in self.program.groups:
             first = group[-1].first
             count = group[0].first + group[0].num_merges - first
             if traces is None:
-                rows, hidden, net_hidden = self._computed_again(first, count)
+                rows, spare, net_hidden = self._computed_again(first, count)
             else:
-                rows = traces.rows(first, count)
-                hidden, net_hidden = torch.empty_like(rows.before), torch.empty_like(rows.net_before)
+                rows, spare = traces.rows(first, count), self.cell.spare(self.states, count)
+                net_hidden = torch.empty_like(rows.net_before)
             for call in group:
                 at = slice(call.first - first, call.first - first + call.num_merges)
-                part = rows.rows(at.start, call.num_merges)
-                self._backward_of_call(call, part, hidden[at], net_hidden[at], grads, sums)
-            add_product(totals, "hidden", rows.before, rows.pairs)
-            add_product(totals, "gates", rows.gates, hidden)
-            if len(net_hidden):
-                add_product(totals, "net_hidden", rows.net_before, rows.inner)
-                add_product(totals, "net_out", rows.added, net_hidden)
-        of_cell = (totals.get("hidden"), column_sums(sums.before), totals.get("gates"), *sums.of_gates())
-        if self.net is None:
-            return of_cell
-        of_net = (totals.get("net_hidden"), column_sums(sums.net_before), totals.get("net_out"), *sums.of_net())
-        return of_cell + of_net
+                part, grad = rows.rows(at.start, call.num_merges), self._results(grads, call)
+                if net_sums is not None and len(part.inner):
+                    self._backward_of_net(call, part, net_hidden[at], grad, net_sums)
+                self.cell.backward(part.kept, _cut(spare, at), self._operands(call), grad, grads, sums)
+            results = self.program.num_inputs + first
+            self.cell.add_products(rows.kept, spare, grads[results : results + count], sums)
+            if net_sums is not None and len(net_hidden):
+                net_sums.totals.add_product("hidden", rows.net_before, rows.inner)
+                net_sums.totals.add_product("out", rows.added, net_hidden)
+        of_net = () if net_sums is None else net_sums.weight_grads()
+        return *self.cell.weight_grads(sums), *of_net
 
-    def _backward_of_call(
-        self, call: Call, rows: Traces, hidden: Tensor, net_hidden: Tensor, grads: Tensor, sums: "_Sums"
-    ) -> None:
-        """From gradients of results to those of operands; what `rows` held becomes its gradient, `hidden` is filled."""
-        settings, cell, net = self.settings, self.cell, self.net
-        grad = self._results(grads, call)
-        if net is not None and len(net_hidden):
-            residual_normed_backward(
-                grad, rows.inner, rows.added, net.scale, sums.net,
-                eps=settings.net_eps, first=call.first, rate=settings.net_dropout, seed=self.seed,
-            )  # fmt: skip
-            linear_and_slope(
-                rows.added, net.out, rows.net_before, net_hidden, sums.net_before,
-                activation=settings.net_activation, first=call.first, rate=0.0, seed=self.seed, site=NET_SITE,
-            )  # fmt: skip
-            grad.addmm_(rows.net_before, net.hidden)
-        gate_backward(grad, rows.gates, self.states, call.left, call.right, cell.scale, settings.eps, grads, sums.gates)
+    def _backward_of_net(self, call: Call, rows: Traces, net_hidden: Tensor, grad: Tensor, sums: "_NetSums") -> None:
+        """`grad` of results becomes that of `inner`; what `rows` held becomes its gradient, `net_hidden` is filled."""
+        assert self.net is not None
+        settings, weights = self.net
+        residual_normed_backward(
+            grad, rows.inner, rows.added, weights.scale, sums.added,
+            eps=settings.eps, first=call.first, rate=settings.dropout, seed=self.seed,
+        )  # fmt: skip
         linear_and_slope(
-            rows.gates, cell.gates, rows.before, hidden, sums.before,
-            activation=settings.activation, first=call.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
+            rows.added, weights.out, rows.net_before, net_hidden, sums.before,
+            activation=settings.activation, first=call.first, rate=0.0, seed=self.seed, site=NET_SITE,
         )  # fmt: skip
-        pair_grads = rows.before @ cell.hidden
-        add_pair_gradients(
-            grads, call.left, call.right, pair_grads, first=call.first, rate=settings.dropout, seed=self.seed
-        )
+        grad.addmm_(rows.net_before, weights.hidden)
 
-    def _computed_again(self, first: int, count: int) -> tuple[Traces, Tensor, Tensor]:
-        """Traces and hidden layers of some merges, whatever their calls: all states are known by now."""
-        rows = self._traces(count, self._num_with_net(first, count))
+    def _computed_again(self, first: int, count: int) -> tuple[Traces, Any, Tensor]:
+        """Traces and spare rows of some merges, whatever their calls: all states are known by now."""
+        rows, spare = self._traces(count, self._num_with_net(first, count)), self.cell.spare(self.states, count)
         left, right = self.program.left[first : first + count], self.program.right[first : first + count]
-        hidden, net_hidden = torch.empty_like(rows.before), torch.empty_like(rows.net_before)
-        self._gates(rows, first, left, right, hidden, None)
+        self.cell.forward(rows.kept, spare, Operands(self.states, left, right, first), rows.inner)
+        net_hidden = torch.empty_like(rows.net_before)
         if len(net_hidden):
-            with_net = slice(len(net_hidden))
-            self._merge(rows.gates, left[with_net], right[with_net], rows.inner)
             self._refine(rows, net_hidden)
-        return rows, hidden, net_hidden
-
-    def _gates(
-        self, rows: Traces, first: int, left: Tensor, right: Tensor, hidden: Tensor, side_by_side: int | None
-    ) -> None:
-        """Fills pairs, before and gates; `hidden` may be `rows.before` where that is not kept."""
-        settings, cell = self.settings, self.cell
-        if side_by_side is not None and not settings.dropout:
-            rows.pairs = self.states[side_by_side : side_by_side + 2 * len(left)].view(len(left), -1)
-        else:
-            gather_pairs(self.states, left, right, rows.pairs, first=first, rate=settings.dropout, seed=self.seed)
-        linear_and_activation(
-            rows.pairs, cell.hidden, cell.hidden_bias, rows.before, hidden,
-            activation=settings.activation, first=first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
-        )  # fmt: skip
-        linear_map(hidden, cell.gates, cell.gates_bias, rows.gates)
-
-    def _merge(self, gates: Tensor, left: Tensor, right: Tensor, merged: Tensor) -> None:
-        cell = self.cell
-        gate(gates, self.states, left, right, cell.scale, cell.shift, self.settings.eps, merged)
+        return rows, spare, net_hidden
 
     def _refine(self, rows: Traces, net_hidden: Tensor) -> None:
         """What the net adds to `rows.inner`."""
-        net, settings = self.net, self.settings
-        assert net is not None
+        assert self.net is not None
+        settings, weights = self.net
         linear_and_activation(
-            rows.inner, net.hidden, net.hidden_bias, rows.net_before, net_hidden,
-            activation=settings.net_activation, first=0, rate=0.0, seed=self.seed, site=NET_SITE,
+            rows.inner, weights.hidden, weights.hidden_bias, rows.net_before, net_hidden,
+            activation=settings.activation, first=0, rate=0.0, seed=self.seed, site=NET_SITE,
         )  # fmt: skip
-        linear_map(net_hidden, net.out, net.out_bias, rows.added)
+        linear_map(net_hidden, weights.out, weights.out_bias, rows.added)
 
     def _add(self, rows: Traces, first: int, results: Tensor) -> None:
-        net, settings = self.net, self.settings
-        assert net is not None
+        assert self.net is not None
+        settings, weights = self.net
         residual_normed(
-            rows.inner, rows.added, net.scale, net.shift, results,
-            eps=settings.net_eps, first=first, rate=settings.net_dropout, seed=self.seed,
+            rows.inner, rows.added, weights.scale, weights.shift, results,
+            eps=settings.eps, first=first, rate=settings.dropout, seed=self.seed,
         )  # fmt: skip
 
     def _num_with_net(self, first: int, count: int) -> int:
@@ -203,33 +157,31 @@ class Merges:
         return max(0, min(count, self.num_net_merges - first))
 
     def _traces(self, count: int, num_with_net: int) -> Traces:
-        return Traces.empty(self.states, self.net, count, num_with_net)
+        width, hidden = self.states.shape[1], 0 if self.net is None else len(self.net.weights.hidden)
+        inner, net_before, added = (self.states.new_empty(num_with_net, one) for one in (width, hidden, width))
+        return Traces(self.cell.kept(self.states, count), inner, net_before, added)
+
+    def _operands(self, call: Call) -> Operands:
+        return Operands(self.states, call.left, call.right, call.first, call.side_by_side)
 
     def _results(self, states: Tensor, call: Call) -> Tensor:
         return states[call.result : call.result + call.num_merges]
 
 
-class _Sums:
-    """Partial sums over rows, for the gradients of vectors."""
+class _NetSums:
+    """Partial sums over rows, for vectors of the net; and the gradients of its matrices."""
 
-    def __init__(self, states: Tensor, net: Net | None) -> None:
-        def zeros(num_programs: int, count: int) -> Tensor:
-            return torch.zeros(num_programs, count, device=states.device)
+    def __init__(self, states: Tensor, weights: NetWeights) -> None:
+        width, hidden, device = states.shape[1], len(weights.hidden), states.device
+        self.added = torch.zeros(norm_programs(MANY, width), 3 * width, device=device)
+        self.before = torch.zeros(slope_programs(MANY, hidden), hidden, device=device)
+        self.totals = Totals()
 
-        self.width = states.shape[1]
-        hidden = 4 * self.width
-        self.gates, self.before = zeros(MAX_PROGRAMS, 6 * self.width), zeros(slope_programs(MANY, hidden), hidden)
-        self.net = self.net_before = zeros(0, 0)
-        if net is not None:
-            net_hidden = len(net.hidden)
-            self.net = zeros(norm_programs(MANY, self.width), 3 * self.width)
-            self.net_before = zeros(slope_programs(MANY, net_hidden), net_hidden)
+    def weight_grads(self) -> tuple[Tensor | None, ...]:
+        scale, shift, bias = torch.split(column_sums(self.added), self.added.shape[1] // 3)
+        return self.totals.get("hidden"), column_sums(self.before), self.totals.get("out"), bias, scale, shift
 
-    def of_gates(self) -> tuple[Tensor, ...]:
-        """Gradients of the gates' bias, and of the norm's scale and shift."""
-        return torch.split(column_sums(self.gates), [4 * self.width, self.width, self.width])
 
-    def of_net(self) -> tuple[Tensor, ...]:
-        """Gradients of the bias of what the net adds, and of its norm's scale and shift."""
-        scale, shift, bias = torch.split(column_sums(self.net), self.width)
-        return bias, scale, shift
+def _cut(rows: Any, part: slice) -> Any:
+    """Some rows of each tensor of a named tuple."""
+    return type(rows)(*(one[part] for one in rows))

@@ -1,51 +1,77 @@
-"""FusedGRC: a GRC and the net after its merges, as an operator that sweeps by itself."""
+"""FusedOperator: an operator and the net after its merges, which sweeps by itself."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from logdepth.fused.casts import Casts, arithmetic_dtype
-from logdepth.fused.merges import Merges, Traces
+from logdepth.fused.cell import Cell
+from logdepth.fused.grc_cell import GRCCell
+from logdepth.fused.merges import Merges, Net, NetSettings
+from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
 from logdepth.fused.program import Program, program_of
-from logdepth.fused.weights import Cell, Net, Settings
+from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on
 from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.rows import scatter_rows
-from logdepth.operators import GRC, PostMerge
+from logdepth.operators import GRC, MLPLDRU, PostMerge
 from logdepth.operators.activation import name_of
 from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
 
+CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
+NUM_OF_NET_PRODUCTS = 4
+"""How many of a net's weights, the first ones, matrix products read."""
+
+
+class Settings(NamedTuple):
+    """What a scan does, beside its weights."""
+
+    cell: type[Cell[Any, Any, Any]]
+    of_cell: Any
+    net: NetSettings | None
+    drops: bool
+    """Whether anything is dropped."""
+    dtype: torch.dtype
+    """Of states and matrix products."""
+    recompute: bool
+    """Whether the backward pass computes again what else would be kept for it."""
+
 
 def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | None:
-    """None where `FusedGRC` can stand for the operator with weights like this one; else the reason."""
+    """None where `FusedOperator` can stand for the operator with weights like this one; else the reason."""
     up, down = operator if isinstance(operator, tuple) else (operator, operator)
-    cell = up.operator if type(up) is PostMerge else up
-    # What was made from these classes may compute something else.
-    if type(cell) is not GRC or (down is not up and down is not cell):
-        return f"there are fused kernels for GRC alone; this is {type(cell).__name__}"
+    inner = up.operator if type(up) is PostMerge else up
+    # By type: what was made from these classes may compute something else.
+    cell = CELLS.get(type(inner))  # type: ignore[arg-type]
+    if cell is None or (down is not up and down is not inner):
+        names = " and ".join(one.__name__ for one in CELLS)
+        return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
+    if reason := cell.refusal(inner):
+        return reason
     if weight.dtype not in DTYPES:
         return f"fused kernels compute in float32 at most; weights are {weight.dtype}"
     kind = weight.device.type
     return None if usable_on(weight.device) else f"fused kernels need a CUDA GPU and Triton; this is the {kind}"
 
 
-class FusedGRC(OwnSweep):
-    """Stands for a GRC, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
+class FusedOperator(OwnSweep):
+    """Stands for an operator, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
 
     def __init__(self, operator: Operator | OperatorPair, casts: Casts | None = None) -> None:
         up, down = operator if isinstance(operator, tuple) else (operator, operator)
         self.post = up if isinstance(up, PostMerge) else None
-        cell = up.operator if isinstance(up, PostMerge) else up
-        if not isinstance(cell, GRC):
-            raise TypeError(f"FusedGRC stands for a GRC, alone or with a net after it; got {type(cell).__name__}")
-        self.grc = cell
+        inner = up.operator if isinstance(up, PostMerge) else up
+        cell = CELLS.get(type(inner))  # type: ignore[arg-type]
+        if cell is None:
+            raise TypeError(f"there are no fused kernels for {type(inner).__name__}")
+        self.cell, self.operator = cell, inner
         self.net_on_folds = down is self.post
-        self.width = cell.width
+        self.width = inner.width  # type: ignore[attr-defined]
         self.casts = casts
         """Copies of the weights in the dtype of the products, where they are at hand."""
 
@@ -55,12 +81,15 @@ class FusedGRC(OwnSweep):
         if not usable_on(elements.device):
             raise ValueError(f"fused kernels need a CUDA GPU and Triton; elements are on the {elements.device.type}")
         program = program_of(plan, len(edges), elements.device)
-        post, settings = self.post, self._settings(elements, checkpoint)
-        cell, net = Cell.of(self.grc), () if post is None else Net.of(post)
-        weights = (*cell, *net)
+        settings = self._settings(elements, checkpoint)
+        of_cell = self.cell.weights_of(self.operator)
+        of_net: tuple[Tensor, ...] = () if self.post is None else NetWeights.of(self.post)
+        weights = (*of_cell, *of_net)
         casts = self.casts or Casts(weights, settings.dtype)
-        # What products read in their dtype; norms read theirs as they are.
-        low = (*(casts[one] for one in cell[:4]), *cell[4:], *(casts[one] for one in net[:4]), *net[4:])
+        low = (
+            *_cast(casts, of_cell, self.cell.num_of_products),
+            *_cast(casts, of_net, NUM_OF_NET_PRODUCTS),
+        )
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
@@ -71,18 +100,24 @@ class FusedGRC(OwnSweep):
         return Swept(outputs, [new_blocks], [new_prefixes])
 
     def _settings(self, elements: Tensor, recompute: bool) -> Settings:
-        post = self.post
+        post, net = self.post, None
+        if post is not None:
+            net = NetSettings(name_of(post.activation), post.norm.eps, rate_of(post.dropout), self.net_on_folds)
+        module = self.operator if post is None else post
+        assert isinstance(module, nn.Module)
         return Settings(
-            activation=name_of(self.grc.activation),
-            eps=self.grc.norm.eps,
-            dropout=rate_of(self.grc.dropout),
-            net_activation="silu" if post is None else name_of(post.activation),
-            net_eps=0.0 if post is None else post.norm.eps,
-            net_dropout=0.0 if post is None else rate_of(post.dropout),
-            net_on_folds=self.net_on_folds,
+            cell=self.cell,
+            of_cell=self.cell.settings_of(self.operator),
+            net=net,
+            drops=any(rate_of(one) > 0 for one in module.modules() if isinstance(one, nn.Dropout)),
             dtype=arithmetic_dtype(elements),
             recompute=recompute,
         )
+
+
+def _cast(casts: Casts, weights: tuple[Tensor, ...], num_of_products: int) -> tuple[Tensor, ...]:
+    """What products read in their dtype; norms read theirs as they are."""
+    return *(casts[one] for one in weights[:num_of_products]), *weights[num_of_products:]
 
 
 class _FusedScan(torch.autograd.Function):
@@ -104,12 +139,10 @@ class _FusedScan(torch.autograd.Function):
         inputs = (elements, blocks, prefixes, edges)
         states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
         torch.cat([one.to(settings.dtype) for one in inputs], out=states[: program.num_inputs])
-        drops = settings.dropout > 0 or settings.net_dropout > 0
-        seed = draw_seed(elements.device) if drops else program.outputs  # nobody reads it where nothing is dropped
+        # Nobody reads it where nothing is dropped.
+        seed = draw_seed(elements.device) if settings.drops else program.outputs
         merges = _merges(settings, program, low, states, seed)
-        traces = None
-        if learns and not settings.recompute:
-            traces = Traces.empty(states, merges.net, program.num_merges, merges.num_net_merges)
+        traces = merges.traces() if learns and not settings.recompute else None
         merges.forward(traces)
         if learns:
             ctx.settings, ctx.program, ctx.traces = settings, program, traces
@@ -145,4 +178,7 @@ class _FusedScan(torch.autograd.Function):
 
 
 def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:
-    return Merges(settings, program, Cell(*low[:6]), Net(*low[6:]) if low[6:] else None, states, seed)
+    count = settings.cell.num_weights
+    cell = settings.cell(settings.of_cell, low[:count], seed)
+    net = None if settings.net is None else Net(settings.net, NetWeights(*low[count:]))
+    return Merges(program, cell, net, states, seed)

@@ -1,16 +1,15 @@
-"""The weights of a GRC and of the net after its merges, as tensors in a fixed order; and sums for their gradients."""
+"""The weights of operators and of the net after merges, as tensors in a fixed order; and sums for their gradients."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from logdepth.kernels.activation import Activation
-from logdepth.operators import GRC, PostMerge
+from logdepth.operators import GRC, MLPLDRU, PostMerge
 
 
-class Cell(NamedTuple):
-    """Weights of a GRC, matrices as `[out, in]`. Products read the first four."""
+class GRCWeights(NamedTuple):
+    """Matrices as `[out, in]`. Products read all but the last two."""
 
     hidden: Tensor
     hidden_bias: Tensor
@@ -20,13 +19,37 @@ class Cell(NamedTuple):
     shift: Tensor
 
     @classmethod
-    def of(cls, grc: GRC) -> "Cell":
+    def of(cls, grc: GRC) -> "GRCWeights":
         linear, gates, norm = grc.hidden, grc.gates, grc.norm
         return cls(linear.weight, linear.bias, gates.weight, gates.bias, norm.weight, norm.bias)
 
 
-class Net(NamedTuple):
-    """Weights of a post-merge net, likewise."""
+class MLPLDRUWeights(NamedTuple):
+    """Likewise."""
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+    raw: Tensor
+    raw_bias: Tensor
+    left_value: Tensor
+    left_bias: Tensor
+    right_value: Tensor
+    right_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, ldru: MLPLDRU) -> "MLPLDRUWeights":
+        linears = (ldru.first, ldru.second, ldru.weights, ldru.left_value, ldru.right_value, ldru.out)
+        return cls(*(one for linear in linears for one in (linear.weight, linear.bias)), *ldru.norm.parameters())
+
+
+class NetWeights(NamedTuple):
+    """Of a post-merge net, likewise."""
 
     hidden: Tensor
     hidden_bias: Tensor
@@ -36,27 +59,9 @@ class Net(NamedTuple):
     shift: Tensor
 
     @classmethod
-    def of(cls, post: PostMerge) -> "Net":
+    def of(cls, post: PostMerge) -> "NetWeights":
         linear, out, norm = post.hidden, post.out, post.norm
         return cls(linear.weight, linear.bias, out.weight, out.bias, norm.weight, norm.bias)
-
-
-class Settings(NamedTuple):
-    """What a scan does, beside its weights."""
-
-    activation: Activation
-    eps: float
-    dropout: float
-    """Of pairs and hidden layers."""
-    net_activation: Activation
-    net_eps: float
-    net_dropout: float
-    net_on_folds: bool
-    """Whether the net follows the merges of the down-sweep too."""
-    dtype: torch.dtype
-    """Of states and matrix products."""
-    recompute: bool
-    """Whether the backward pass computes again what else would be kept for it."""
 
 
 def matrix_grad(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
@@ -70,6 +75,20 @@ def matrix_grad(left: Tensor, right: Tensor, total: Tensor | None = None) -> Ten
     return product if total is None else total.add_(product)
 
 
-def add_product(totals: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
-    """Adds to the gradient of that name."""
-    totals[name] = matrix_grad(left, right, totals.get(name))
+class Totals:
+    """Gradients by name, added up in float32."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+
+    def get(self, name: str) -> Tensor | None:
+        """None where nothing was added."""
+        return self._totals.get(name)
+
+    def add(self, name: str, grad: Tensor) -> None:
+        total = self.get(name)
+        self._totals[name] = grad if total is None else total.add_(grad)
+
+    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Adds leftᵀ · right."""
+        self._totals[name] = matrix_grad(left, right, self.get(name))

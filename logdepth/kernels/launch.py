@@ -7,6 +7,8 @@ import triton
 
 MAX_PROGRAMS = 528
 """Programs that each add to a partial sum of their own, for rows of 2,048 numbers: four a multiprocessor."""
+MANY = 2**30
+"""Rows, for as many partial sums as there may be."""
 
 
 def block_of(width: int) -> int:

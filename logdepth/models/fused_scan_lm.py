@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.capture import keep
-from logdepth.fused import FusedGRC
+from logdepth.fused import FusedOperator
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.linear_normed import linear, normed
 from logdepth.fused.lookups import Lookups
@@ -23,7 +23,7 @@ from logdepth.shapes import Rows, Tokens
 if TYPE_CHECKING:
     from logdepth.models.scan_lm import ScanLayer, ScanLM
 
-FusedPrefixesOf = Callable[[FusedGRC, Tensor], Tensor]
+FusedPrefixesOf = Callable[[FusedOperator, Tensor], Tensor]
 
 
 class FusedScanLM:
@@ -59,7 +59,7 @@ class FusedScanLM:
                 if features is None
                 else _leaves(casts, layer, features)
             )
-            fused = FusedGRC(layer.operators(), casts)
+            fused = FusedOperator(layer.operators(), casts)
             prefixes = prefixes_of(fused, leaves.view(*tokens.shape, layer.width)).flatten(0, -2)
             output = linear(casts, layer.out_of_state, prefixes.to(casts.dtype))
             if features is None:

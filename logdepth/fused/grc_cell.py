@@ -1,0 +1,119 @@
+"""Merges of a GRC: two matrix products with fused kernels around them.
+
+pair = [a; b]    before = W1 · pair + b1    hidden = act(before)
+gates = W2 · hidden + b2    merged = gate(gates, a, b)
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from logdepth.fused.cell import Cell, Operands
+from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.fused.weights import GRCWeights, Totals
+from logdepth.kernels.activation import Activation, slope_programs
+from logdepth.kernels.column_sums import column_sums
+from logdepth.kernels.dropout import rate_of
+from logdepth.kernels.gate import gate, gate_backward
+from logdepth.kernels.launch import MANY, MAX_PROGRAMS
+from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
+from logdepth.operators import GRC
+from logdepth.operators.activation import name_of
+
+HIDDEN_SITE = 2
+"""It tells the dropout of hidden layers apart."""
+
+
+class GRCSettings(NamedTuple):
+    activation: Activation
+    eps: float
+    dropout: float
+    """Of pairs and hidden layers."""
+
+
+class Kept(NamedTuple):
+    pairs: Tensor
+    before: Tensor
+    gates: Tensor
+
+
+class Spare(NamedTuple):
+    hidden: Tensor
+
+
+class Sums(NamedTuple):
+    """Partial sums over rows, for vectors; and the gradients of matrices."""
+
+    gates: Tensor
+    before: Tensor
+    totals: Totals
+
+
+class GRCCell(Cell[Kept, Spare, Sums]):
+    num_weights, num_of_products = 6, 4
+
+    def __init__(self, settings: GRCSettings, weights: Sequence[Tensor], seed: Tensor) -> None:
+        self.settings, self.weights, self.seed = settings, GRCWeights(*weights), seed
+
+    @classmethod
+    def refusal(cls, operator: GRC) -> str | None:  # noqa: ARG003  (there are kernels for each)
+        return None
+
+    @classmethod
+    def settings_of(cls, operator: GRC) -> GRCSettings:
+        return GRCSettings(name_of(operator.activation), operator.norm.eps, rate_of(operator.dropout))
+
+    @classmethod
+    def weights_of(cls, operator: GRC) -> tuple[Tensor, ...]:
+        return GRCWeights.of(operator)
+
+    def kept(self, states: Tensor, count: int) -> Kept:
+        width = states.shape[1]
+        return Kept(*(states.new_empty(count, multiple * width) for multiple in (2, 4, 4)))
+
+    def spare(self, states: Tensor, count: int) -> Spare:
+        return Spare(states.new_empty(count, 4 * states.shape[1]))
+
+    def sums(self, states: Tensor) -> Sums:
+        width, device = states.shape[1], states.device
+        gates = torch.zeros(MAX_PROGRAMS, 6 * width, device=device)
+        before = torch.zeros(slope_programs(MANY, 4 * width), 4 * width, device=device)
+        return Sums(gates, before, Totals())
+
+    def forward(self, kept: Kept, spare: Spare | None, at: Operands, merged: Tensor) -> None:
+        settings, weights, pairs = self.settings, self.weights, kept.pairs
+        if spare is None and at.side_by_side is not None and not settings.dropout:
+            pairs = at.states[at.side_by_side : at.side_by_side + 2 * len(at.left)].view(len(at.left), -1)
+        else:
+            gather_pairs(at.states, at.left, at.right, pairs, first=at.first, rate=settings.dropout, seed=self.seed)
+        hidden = kept.before if spare is None else spare.hidden
+        linear_and_activation(
+            pairs, weights.hidden, weights.hidden_bias, kept.before, hidden,
+            activation=settings.activation, first=at.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
+        )  # fmt: skip
+        linear_map(hidden, weights.gates, weights.gates_bias, kept.gates)
+        if count := len(merged):
+            left, right = at.left[:count], at.right[:count]
+            gate(kept.gates[:count], at.states, left, right, weights.scale, weights.shift, settings.eps, merged)
+
+    def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
+        settings, weights = self.settings, self.weights
+        gate_backward(grad, kept.gates, at.states, at.left, at.right, weights.scale, settings.eps, grads, sums.gates)
+        linear_and_slope(
+            kept.gates, weights.gates, kept.before, spare.hidden, sums.before,
+            activation=settings.activation, first=at.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
+        )  # fmt: skip
+        pair_grads = kept.before @ weights.hidden
+        add_pair_gradients(grads, at.left, at.right, pair_grads, first=at.first, rate=settings.dropout, seed=self.seed)
+
+    def add_products(self, kept: Kept, spare: Spare, grad: Tensor, sums: Sums) -> None:  # noqa: ARG002
+        sums.totals.add_product("hidden", kept.before, kept.pairs)
+        sums.totals.add_product("gates", kept.gates, spare.hidden)
+
+    def weight_grads(self, sums: Sums) -> tuple[Tensor | None, ...]:
+        width = sums.gates.shape[1] // 6
+        gates_bias, scale, shift = torch.split(column_sums(sums.gates), [4 * width, width, width])
+        hidden, gates = sums.totals.get("hidden"), sums.totals.get("gates")
+        return hidden, column_sums(sums.before), gates, gates_bias, scale, shift
