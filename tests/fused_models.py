@@ -32,15 +32,15 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(module, limit, 2)
 
 
-def shaken(module: nn.Module) -> None:
+def shaken(module: nn.Module, by: float = 0.2) -> None:
     """Every parameter off its first value: biases of nought and scales of one would hide errors."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter += by * torch.randn_like(parameter)
 
 
 def operator_of(
-    kind: str, *, activation: ActivationName = "silu", dropout: float = 0.0, width: int = WIDTH
+    kind: str, *, activation: ActivationName = "silu", dropout: float = 0.0, width: int = WIDTH, shaken_by: float = 0.2
 ) -> Operator | OperatorPair:
     """A GRC or an MLP-LDRU alone, or with a net after merges of the up-sweep, or after every merge."""
     operator: GRC | MLPLDRU
@@ -49,7 +49,7 @@ def operator_of(
     else:
         operator = GRC(width, activation=activation, dropout=dropout)
     post = PostMerge(operator, width, activation=activation, dropout=dropout)
-    shaken(post)
+    shaken(post, shaken_by)
     post.to(DEVICE)
     scope = kind.removeprefix("ldru-")
     return (post, operator) if scope == "up" else post if scope == "every" else operator

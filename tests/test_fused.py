@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 pytest.importorskip("triton")
 
 from logdepth import ScanState, reduce, scan
 from logdepth.fused import FusedOperator, merges, why_not_fused
-from logdepth.operators import GRC, PostMerge
+from logdepth.operators import GRC, MLPLDRU, PostMerge
 from logdepth.operators.activation import ActivationName
 from logdepth.scanning import Operator, OperatorPair, reference
 from tests.fused_models import (
@@ -30,6 +31,7 @@ from tests.fused_models import (
     outcome,
     projected,
     reproducible_products,  # noqa: F401
+    shaken,
     state_of,
     weights_of,
 )
@@ -250,6 +252,24 @@ def test_other_operators_that_are_made_from_a_grc_are_not_taken_for_one() -> Non
     assert why_not_fused(Other(WIDTH), torch.empty(0, device=DEVICE)) is not None
 
 
+def test_what_has_no_kernels_is_refused_with_the_reason() -> None:
+    with pytest.raises(TypeError, match="for GRC and MLPLDRU alone; this is function"):
+        FusedOperator(lambda left, right: left + right)
+    with pytest.raises(TypeError, match="no fused kernels for MLPLDRU with norm_weights=False"):
+        FusedOperator(MLPLDRU(WIDTH, norm_weights=False))
+
+
+def test_weights_are_read_by_name() -> None:
+    """Parameters of a parametrised norm come in another order."""
+    operator = MLPLDRU(WIDTH).to(DEVICE)
+    shaken(operator)
+    register_parametrization(operator.norm, "weight", nn.Identity())
+    elements = elements_of(1, 5)
+    with torch.no_grad():
+        fused, plain = (scan(one, elements).prefixes for one in (FusedOperator(operator), operator))
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_pairs_of_different_cells_are_not_fused() -> None:
     one, other = GRC(WIDTH), GRC(WIDTH)
     assert why_not_fused((one, other), torch.empty(0, device=DEVICE)) is not None
@@ -262,10 +282,10 @@ def test_pairs_of_different_cells_are_not_fused() -> None:
 @every_kind
 def test_many_rows_on_a_gpu(kind: str) -> None:
     """Enough for the products that are made for many rows, where nothing is kept."""
-    operator = operator_of(kind, width=64)
+    operator = operator_of(kind, width=64, shaken_by=0.02)  # with more, states without a norm grow to 1e13
     elements = torch.randn(20, 1000, 64, device="cuda")
     with torch.no_grad():
         exact = scan(operator, elements).prefixes
         with torch.autocast("cuda", torch.bfloat16):
             prefixes, plain = (scan(one, elements).prefixes for one in (FusedOperator(operator), operator))
-    assert (prefixes - exact).norm() < 1.5 * (plain - exact).norm()  # weights shaken so much make much of rounding
+    assert (prefixes - exact).norm() < 1.5 * (plain - exact).norm() < 0.2 * exact.norm()

@@ -278,7 +278,7 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
     affine = dataclasses.replace(BARE, operator=AffineConfig(width=WIDTH)).build(VOCAB).to(DEVICE)
     assert affine.accelerate() == "there are fused kernels for GRC and MLPLDRU alone; this is AffineOperator"
     original = dataclasses.replace(BARE, operator=MLPLDRUConfig.original(WIDTH)).build(VOCAB).to(DEVICE)
-    assert original.accelerate() == "there are no fused kernels for an MLP-LDRU with norm_weights=False"
+    assert original.accelerate() == "there are no fused kernels for MLPLDRU with norm_weights=False"
     monkeypatch.setattr(operators, "usable_on", lambda device: False)
     grc = BARE.build(VOCAB).to(DEVICE)
     reason = grc.accelerate()
@@ -301,19 +301,20 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
 def test_low_precision_on_a_gpu(
     operator: type[GRCConfig | MLPLDRUConfig], width: int, vocab: int, recompute: bool
 ) -> None:
-    """2 · 700 tokens in bfloat16 against float32."""
+    """2 · 700 tokens in bfloat16 against float32, from which an MLP-LDRU, by normalising small numbers, is far off."""
     config = ScanLMConfig(embed_width=width, operator=operator(width=width), recompute=recompute)
     plain = config.build(vocab).cuda()
     fused = copy.deepcopy(plain)
     assert fused.accelerate() is None
     tokens, targets = tokens_of(2, 700, vocab=vocab), tokens_of(2, 700, vocab=vocab)
     with torch.autocast("cuda", torch.bfloat16):
-        actual = learnt(fused, tokens, targets)
+        actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
     expected = learnt(plain, tokens, targets)
     torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
-    assert distance(actual.gradients, expected.gradients) < 5e-2
+    least = 1.2 * distance(plain_low.gradients, expected.gradients)
+    assert distance(actual.gradients, expected.gradients) < max(5e-2, least)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        logits = fused.eval()(tokens)
+        logits, logits_low = (one.eval()(tokens) for one in (fused, plain))
     with torch.no_grad():
-        exact = plain.eval()(tokens)
-    assert (logits - exact).norm() < 5e-2 * exact.norm()
+        exact = plain(tokens)
+    assert distance([logits], [exact]) < max(5e-2, 1.2 * distance([logits_low], [exact]))

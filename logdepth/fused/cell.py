@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -24,17 +24,18 @@ class Operands(NamedTuple):
     side_by_side: int | None = None
     """The row of the first left operand where all operands lie in order, each left one before its right one."""
 
+    def as_they_lie(self) -> Tensor | None:
+        """The pairs `[merges, 2 · width]`, where no copy is needed for them."""
+        count, start = len(self.left), self.side_by_side
+        return None if start is None else self.states[start : start + 2 * count].view(count, -1)
+
 
 class Cell(ABC, Generic[Kept, Spare, Sums]):
-    """An operator's merges, from its weights in a fixed order.
+    """An operator's merges, from its weights in a fixed order, of which matrix products read all but the last two.
 
-    Each merge has a row in every tensor of Kept, for the backward pass, which makes gradients of what it finds there,
-    and in every tensor of Spare, for what is computed twice rather than kept.
+    Each merge has a row in every tensor of Kept: what the forward pass leaves for the backward pass, which makes
+    gradients of it. And in every tensor of Spare: what the backward pass makes besides.
     """
-
-    num_weights: ClassVar[int]
-    num_of_products: ClassVar[int]
-    """How many of the weights, the first ones, matrix products read."""
 
     @classmethod
     @abstractmethod
@@ -59,17 +60,18 @@ class Cell(ABC, Generic[Kept, Spare, Sums]):
         """Room for so many merges."""
 
     @abstractmethod
-    def spare(self, states: Tensor, count: int) -> Spare: ...
+    def spare(self, states: Tensor, count: int) -> Spare:
+        """Likewise."""
 
     @abstractmethod
     def sums(self, states: Tensor) -> Sums:
         """What gradients of the weights are added up in."""
 
     @abstractmethod
-    def forward(self, kept: Kept, spare: Spare | None, at: Operands, merged: Tensor) -> None:
-        """Fills `kept`, and `merged` with the results of as many merges, the first ones, as it has rows.
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+        """Fills `kept`, where there is to be a backward pass, and `merged`.
 
-        Without `spare`, what is in `kept` afterwards serves nobody.
+        `merged` may have fewer rows than there are merges: the results of the first ones.
         """
 
     @abstractmethod
@@ -78,8 +80,8 @@ class Cell(ABC, Generic[Kept, Spare, Sums]):
 
     @abstractmethod
     def add_products(self, kept: Kept, spare: Spare, grad: Tensor, sums: Sums) -> None:
-        """Adds the gradients of matrices, after the backward pass of these merges; there may be several calls of it."""
+        """Adds the gradients of matrices, by merges that `backward` has seen; `grad` of their results."""
 
     @abstractmethod
-    def weight_grads(self, sums: Sums) -> tuple[Tensor | None, ...]:
-        """In the order of the weights."""
+    def weight_grads(self, grad: Tensor, sums: Sums) -> tuple[Tensor | None, ...]:
+        """In the order of the weights, when all merges are done; `grad` of all their results."""

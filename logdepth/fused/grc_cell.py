@@ -52,8 +52,6 @@ class Sums(NamedTuple):
 
 
 class GRCCell(Cell[Kept, Spare, Sums]):
-    num_weights, num_of_products = 6, 4
-
     def __init__(self, settings: GRCSettings, weights: Sequence[Tensor], seed: Tensor) -> None:
         self.settings, self.weights, self.seed = settings, GRCWeights(*weights), seed
 
@@ -82,21 +80,24 @@ class GRCCell(Cell[Kept, Spare, Sums]):
         before = torch.zeros(slope_programs(MANY, 4 * width), 4 * width, device=device)
         return Sums(gates, before, Totals())
 
-    def forward(self, kept: Kept, spare: Spare | None, at: Operands, merged: Tensor) -> None:
-        settings, weights, pairs = self.settings, self.weights, kept.pairs
-        if spare is None and at.side_by_side is not None and not settings.dropout:
-            pairs = at.states[at.side_by_side : at.side_by_side + 2 * len(at.left)].view(len(at.left), -1)
-        else:
-            gather_pairs(at.states, at.left, at.right, pairs, first=at.first, rate=settings.dropout, seed=self.seed)
-        hidden = kept.before if spare is None else spare.hidden
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+        settings, weights, states = self.settings, self.weights, at.states
+        count, width = len(at.left), states.shape[1]
+        pairs = None if kept is not None or settings.dropout else at.as_they_lie()
+        if pairs is None:
+            pairs = states.new_empty(count, 2 * width) if kept is None else kept.pairs
+            gather_pairs(states, at.left, at.right, pairs, first=at.first, rate=settings.dropout, seed=self.seed)
+        before = states.new_empty(count, 4 * width) if kept is None else kept.before
+        hidden = before if kept is None else torch.empty_like(before)
         linear_and_activation(
-            pairs, weights.hidden, weights.hidden_bias, kept.before, hidden,
+            pairs, weights.hidden, weights.hidden_bias, before, hidden,
             activation=settings.activation, first=at.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
         )  # fmt: skip
-        linear_map(hidden, weights.gates, weights.gates_bias, kept.gates)
-        if count := len(merged):
-            left, right = at.left[:count], at.right[:count]
-            gate(kept.gates[:count], at.states, left, right, weights.scale, weights.shift, settings.eps, merged)
+        gates = states.new_empty(count, 4 * width) if kept is None else kept.gates
+        linear_map(hidden, weights.gates, weights.gates_bias, gates)
+        if some := len(merged):
+            left, right = at.left[:some], at.right[:some]
+            gate(gates[:some], states, left, right, weights.scale, weights.shift, settings.eps, merged)
 
     def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
         settings, weights = self.settings, self.weights
@@ -112,8 +113,8 @@ class GRCCell(Cell[Kept, Spare, Sums]):
         sums.totals.add_product("hidden", kept.before, kept.pairs)
         sums.totals.add_product("gates", kept.gates, spare.hidden)
 
-    def weight_grads(self, sums: Sums) -> tuple[Tensor | None, ...]:
-        width = sums.gates.shape[1] // 6
+    def weight_grads(self, grad: Tensor, sums: Sums) -> tuple[Tensor | None, ...]:
+        width = grad.shape[1]
         gates_bias, scale, shift = torch.split(column_sums(sums.gates), [4 * width, width, width])
         hidden, gates = sums.totals.get("hidden"), sums.totals.get("gates")
         return hidden, column_sums(sums.before), gates, gates_bias, scale, shift

@@ -3,7 +3,7 @@
 inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +41,8 @@ class Net(NamedTuple):
 class Traces:
     """What merges leave for the backward pass: a row for each merge, and for each that a net follows."""
 
-    kept: tuple[Tensor, ...]
-    """The operator's own."""
+    kept: tuple[Tensor, ...] | None
+    """The operator's own, where there is to be a backward pass."""
     inner: Tensor
     net_before: Tensor
     added: Tensor
@@ -50,7 +50,8 @@ class Traces:
     def rows(self, first: int, count: int) -> "Traces":
         """Those of some merges."""
         part = slice(first, first + count)
-        return Traces(_cut(self.kept, part), self.inner[part], self.net_before[part], self.added[part])
+        kept = None if self.kept is None else _cut(self.kept, part)
+        return Traces(kept, self.inner[part], self.net_before[part], self.added[part])
 
 
 class Merges:
@@ -72,11 +73,8 @@ class Merges:
         """Fills the states behind the inputs; `traces` too, where they are kept."""
         for call in self.program.calls:
             results, num_with_net = self._results(self.states, call), self._num_with_net(call.first, call.num_merges)
-            if traces is None:
-                rows, spare = self._traces(call.num_merges, num_with_net), None
-            else:
-                rows, spare = traces.rows(call.first, call.num_merges), self.cell.spare(self.states, call.num_merges)
-            self.cell.forward(rows.kept, spare, self._operands(call), rows.inner if num_with_net else results)
+            rows = self._net_room(num_with_net) if traces is None else traces.rows(call.first, call.num_merges)
+            self.cell.forward(rows.kept, self._operands(call), rows.inner if num_with_net else results)
             if num_with_net:
                 self._refine(rows, rows.net_before if traces is None else torch.empty_like(rows.net_before))
                 self._add(rows, call.first, results)
@@ -91,11 +89,8 @@ class Merges:
         for group in self.program.groups:
             first = group[-1].first
             count = group[0].first + group[0].num_merges - first
-            if traces is None:
-                rows, spare, net_hidden = self._computed_again(first, count)
-            else:
-                rows, spare = traces.rows(first, count), self.cell.spare(self.states, count)
-                net_hidden = torch.empty_like(rows.net_before)
+            rows = self._computed_again(first, count) if traces is None else traces.rows(first, count)
+            spare, net_hidden = self.cell.spare(self.states, count), torch.empty_like(rows.net_before)
             for call in group:
                 at = slice(call.first - first, call.first - first + call.num_merges)
                 part, grad = rows.rows(at.start, call.num_merges), self._results(grads, call)
@@ -107,8 +102,9 @@ class Merges:
             if net_sums is not None and len(net_hidden):
                 net_sums.totals.add_product("hidden", rows.net_before, rows.inner)
                 net_sums.totals.add_product("out", rows.added, net_hidden)
-        of_net = () if net_sums is None else net_sums.weight_grads()
-        return *self.cell.weight_grads(sums), *of_net
+            del rows, part, spare, net_hidden  # before room is made for the next
+        of_cell = self.cell.weight_grads(grads[self.program.num_inputs :], sums)
+        return of_cell if net_sums is None else (*of_cell, *net_sums.weight_grads())
 
     def _backward_of_net(self, call: Call, rows: Traces, net_hidden: Tensor, grad: Tensor, sums: "_NetSums") -> None:
         """`grad` of results becomes that of `inner`; what `rows` held becomes its gradient, `net_hidden` is filled."""
@@ -124,15 +120,14 @@ class Merges:
         )  # fmt: skip
         grad.addmm_(rows.net_before, weights.hidden)
 
-    def _computed_again(self, first: int, count: int) -> tuple[Traces, Any, Tensor]:
-        """Traces and spare rows of some merges, whatever their calls: all states are known by now."""
-        rows, spare = self._traces(count, self._num_with_net(first, count)), self.cell.spare(self.states, count)
+    def _computed_again(self, first: int, count: int) -> Traces:
+        """Traces of some merges, whatever their calls: all states are known by now."""
+        rows = self._traces(count, self._num_with_net(first, count))
         left, right = self.program.left[first : first + count], self.program.right[first : first + count]
-        self.cell.forward(rows.kept, spare, Operands(self.states, left, right, first), rows.inner)
-        net_hidden = torch.empty_like(rows.net_before)
-        if len(net_hidden):
-            self._refine(rows, net_hidden)
-        return rows, spare, net_hidden
+        self.cell.forward(rows.kept, Operands(self.states, left, right, first), rows.inner)
+        if len(rows.inner):
+            self._refine(rows, torch.empty_like(rows.net_before))
+        return rows
 
     def _refine(self, rows: Traces, net_hidden: Tensor) -> None:
         """What the net adds to `rows.inner`."""
@@ -157,9 +152,13 @@ class Merges:
         return max(0, min(count, self.num_net_merges - first))
 
     def _traces(self, count: int, num_with_net: int) -> Traces:
+        return replace(self._net_room(num_with_net), kept=self.cell.kept(self.states, count))
+
+    def _net_room(self, num_with_net: int) -> Traces:
+        """Of the net alone."""
         width, hidden = self.states.shape[1], 0 if self.net is None else len(self.net.weights.hidden)
         inner, net_before, added = (self.states.new_empty(num_with_net, one) for one in (width, hidden, width))
-        return Traces(self.cell.kept(self.states, count), inner, net_before, added)
+        return Traces(None, inner, net_before, added)
 
     def _operands(self, call: Call) -> Operands:
         return Operands(self.states, call.left, call.right, call.first, call.side_by_side)

@@ -1,7 +1,10 @@
-"""Merges of an MLP-LDRU, whose weights of operands are normalised: five matrix products with fused kernels between.
+"""Merges of an MLP-LDRU, whose weights of operands are normalised: four matrix products with fused kernels between.
 
 pair = [a; b]    first = W1 · pair + b1    second = W2 · act(first) + b2    raw = W3 · act(second) + b3
-weighed = LN(raw) ∘ pair    mixed = [Va Vb] · weighed + (ba + bb)    merged = Wo · mixed + bo
+weighed = LN(raw) ∘ pair    merged = M · weighed + m
+
+Two linear maps in a row are one: M = Wo · [Va Vb], m = Wo · (ba + bb) + bo. With G = Σ grad ⊗ weighed and g = Σ grad,
+the gradient of [Va Vb] is Woᵀ · G, that of Wo is G · [Va Vb]ᵀ + g ⊗ (ba + bb), that of ba and bb Woᵀ · g.
 """
 
 from collections.abc import Sequence
@@ -33,18 +36,16 @@ class Kept(NamedTuple):
     first: Tensor
     second: Tensor
     raw: Tensor
-    mixed: Tensor
 
 
 class Spare(NamedTuple):
     first_hidden: Tensor
     second_hidden: Tensor
     weighed: Tensor
-    mixed_grad: Tensor
 
 
 class Sums(NamedTuple):
-    """Partial sums over rows, for vectors; and the gradients of matrices, and of vectors that nothing else sums."""
+    """Partial sums over rows, for vectors; and the gradients of matrices."""
 
     first: Tensor
     second: Tensor
@@ -53,22 +54,21 @@ class Sums(NamedTuple):
 
 
 class MLPLDRUCell(Cell[Kept, Spare, Sums]):
-    num_weights, num_of_products = 14, 12
-
     def __init__(self, settings: MLPLDRUSettings, weights: Sequence[Tensor], seed: Tensor) -> None:
         self.settings, self.weights = settings, MLPLDRUWeights(*weights)
-        self.values = torch.cat([self.weights.left_value, self.weights.right_value], dim=1)
-        self.values_bias = self.weights.left_bias + self.weights.right_bias
-        # Hidden layers are not dropped, so nobody reads the seed.
-        self.activation: dict[str, Any] = {
-            "activation": settings.activation, "first": 0, "rate": 0.0, "seed": seed, "site": 0,
-        }  # fmt: skip
+        low = self.weights.out.dtype
+        # In float32, so that what is rounded is M, once.
+        self.out, self.values = self.weights.out.float(), torch.cat([self.weights.left, self.weights.right], 1).float()
+        self.values_bias = self.weights.left_bias.float() + self.weights.right_bias.float()
+        self.mix = (self.out @ self.values).to(low)
+        self.mix_bias = torch.addmv(self.weights.out_bias.float(), self.out, self.values_bias).to(low)
         self.undropped: dict[str, Any] = {"first": 0, "rate": 0.0, "seed": seed}
+        self.activation: dict[str, Any] = {"activation": settings.activation, "site": 0, **self.undropped}
 
     @classmethod
     def refusal(cls, operator: MLPLDRU) -> str | None:
         normed = isinstance(operator.norm, nn.LayerNorm)
-        return None if normed else "there are no fused kernels for an MLP-LDRU with norm_weights=False"
+        return None if normed else "there are no fused kernels for MLPLDRU with norm_weights=False"
 
     @classmethod
     def settings_of(cls, operator: MLPLDRU) -> MLPLDRUSettings:
@@ -81,11 +81,11 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
 
     def kept(self, states: Tensor, count: int) -> Kept:
         width = states.shape[1]
-        return Kept(*(states.new_empty(count, multiple * width) for multiple in (2, 2, 4, 2, 1)))
+        return Kept(*(states.new_empty(count, multiple * width) for multiple in (2, 2, 4, 2)))
 
     def spare(self, states: Tensor, count: int) -> Spare:
         width = states.shape[1]
-        return Spare(*(states.new_empty(count, multiple * width) for multiple in (2, 4, 2, 1)))
+        return Spare(*(states.new_empty(count, multiple * width) for multiple in (2, 4, 2)))
 
     def sums(self, states: Tensor) -> Sums:
         width, device = 2 * states.shape[1], states.device
@@ -96,29 +96,29 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
             totals=Totals(),
         )
 
-    def forward(self, kept: Kept, spare: Spare | None, at: Operands, merged: Tensor) -> None:
-        weights, pairs = self.weights, kept.pairs
-        if spare is None and at.side_by_side is not None:
-            pairs = at.states[at.side_by_side : at.side_by_side + 2 * len(at.left)].view(len(at.left), -1)
-        else:
-            gather_pairs(at.states, at.left, at.right, pairs, **self.undropped)
-        first_hidden = kept.first if spare is None else spare.first_hidden
-        second_hidden = kept.second if spare is None else spare.second_hidden
-        weighed = kept.raw if spare is None else spare.weighed
-        linear_and_activation(pairs, weights.first, weights.first_bias, kept.first, first_hidden, **self.activation)
-        linear_and_activation(
-            first_hidden, weights.second, weights.second_bias, kept.second, second_hidden, **self.activation
-        )
-        linear_map(second_hidden, weights.raw, weights.raw_bias, kept.raw)
-        weigh(kept.raw, pairs, weights.scale, weights.shift, weighed, eps=self.settings.eps)
-        linear_map(weighed, self.values, self.values_bias, kept.mixed)
-        if count := len(merged):
-            linear_map(kept.mixed[:count], weights.out, weights.out_bias, merged)
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+        weights, states = self.weights, at.states
+        count, width = len(at.left), states.shape[1]
+        pairs = None if kept is not None else at.as_they_lie()
+        if pairs is None:
+            pairs = states.new_empty(count, 2 * width) if kept is None else kept.pairs
+            gather_pairs(states, at.left, at.right, pairs, **self.undropped)
+        first = states.new_empty(count, 2 * width) if kept is None else kept.first
+        hidden = first if kept is None else torch.empty_like(first)
+        linear_and_activation(pairs, weights.first, weights.first_bias, first, hidden, **self.activation)
+        second = states.new_empty(count, 4 * width) if kept is None else kept.second
+        second_hidden = second if kept is None else torch.empty_like(second)
+        linear_and_activation(hidden, weights.second, weights.second_bias, second, second_hidden, **self.activation)
+        raw = hidden if kept is None else kept.raw  # as wide, and read no more
+        linear_map(second_hidden, weights.raw, weights.raw_bias, raw)
+        if some := len(merged):
+            weighed = hidden[:some]
+            weigh(raw[:some], pairs[:some], weights.scale, weights.shift, weighed, eps=self.settings.eps)
+            linear_map(weighed, self.mix, self.mix_bias, merged)
 
     def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
         weights = self.weights
-        torch.mm(grad, weights.out, out=spare.mixed_grad)
-        torch.mm(spare.mixed_grad, self.values, out=spare.weighed)
+        torch.mm(grad, self.mix, out=spare.weighed)
         pair_grads = torch.empty_like(kept.pairs)
         weigh_backward(
             spare.weighed, kept.raw, kept.pairs, weights.scale, weights.shift, pair_grads, sums.norm,
@@ -130,22 +130,32 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
         add_pair_gradients(grads, at.left, at.right, pair_grads, **self.undropped)
 
     def add_products(self, kept: Kept, spare: Spare, grad: Tensor, sums: Sums) -> None:
-        totals = sums.totals
-        totals.add_product("first", kept.first, kept.pairs)
-        totals.add_product("second", kept.second, spare.first_hidden)
-        totals.add_product("raw", kept.raw, spare.second_hidden)
-        totals.add_product("values", spare.mixed_grad, spare.weighed)
-        totals.add("values_bias", column_sums(spare.mixed_grad))
-        totals.add_product("out", grad, kept.mixed)
-        totals.add("out_bias", column_sums(grad))
+        sums.totals.add_product("first", kept.first, kept.pairs)
+        sums.totals.add_product("second", kept.second, spare.first_hidden)
+        sums.totals.add_product("raw", kept.raw, spare.second_hidden)
+        sums.totals.add_product("mix", grad, spare.weighed)
 
-    def weight_grads(self, sums: Sums) -> tuple[Tensor | None, ...]:
+    def weight_grads(self, grad: Tensor, sums: Sums) -> tuple[Tensor | None, ...]:
         totals = sums.totals
-        scale, shift, raw_bias = torch.split(column_sums(sums.norm), sums.norm.shape[1] // 3)
-        values, values_bias = totals.get("values"), totals.get("values_bias")
-        left, right = (None, None) if values is None else values.chunk(2, dim=1)
+        scale, shift, raw_bias = torch.split(column_sums(sums.norm), 2 * grad.shape[1])
         of_first = totals.get("first"), column_sums(sums.first)
         of_second = totals.get("second"), column_sums(sums.second)
-        of_values = left, values_bias, right, None if values_bias is None else values_bias.clone()
-        of_out = totals.get("out"), totals.get("out_bias")
-        return *of_first, *of_second, totals.get("raw"), raw_bias, *of_values, *of_out, scale, shift
+        return (
+            *of_first,
+            *of_second,
+            totals.get("raw"),
+            raw_bias,
+            *self._mix_grads(grad, totals.get("mix")),
+            scale,
+            shift,
+        )
+
+    def _mix_grads(self, grad: Tensor, mix: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Of left, right and out, each with its bias."""
+        if mix is None:
+            return (None,) * 6
+        whole = column_sums(grad)
+        left, right = (self.out.t() @ mix).chunk(2, dim=1)
+        out = torch.addmm(torch.outer(whole, self.values_bias), mix, self.values.t())
+        bias = self.out.t() @ whole
+        return left, bias, right, bias.clone(), out, whole

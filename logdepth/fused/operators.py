@@ -1,7 +1,7 @@
 """FusedOperator: an operator and the net after its merges, which sweeps by itself."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
 
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
-NUM_OF_NET_PRODUCTS = 4
-"""How many of a net's weights, the first ones, matrix products read."""
+"""Operators for which there are kernels, by their very type: what is made from it may compute something else."""
 
 
 class Settings(NamedTuple):
@@ -33,6 +32,8 @@ class Settings(NamedTuple):
 
     cell: type[Cell[Any, Any, Any]]
     of_cell: Any
+    num_of_cell: int
+    """How many of the weights are the operator's; they come first."""
     net: NetSettings | None
     drops: bool
     """Whether anything is dropped."""
@@ -44,14 +45,7 @@ class Settings(NamedTuple):
 
 def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | None:
     """None where `FusedOperator` can stand for the operator with weights like this one; else the reason."""
-    up, down = operator if isinstance(operator, tuple) else (operator, operator)
-    inner = up.operator if type(up) is PostMerge else up
-    # By type: what was made from these classes may compute something else.
-    cell = CELLS.get(type(inner))  # type: ignore[arg-type]
-    if cell is None or (down is not up and down is not inner):
-        names = " and ".join(one.__name__ for one in CELLS)
-        return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
-    if reason := cell.refusal(inner):
+    if reason := _no_cell(operator):
         return reason
     if weight.dtype not in DTYPES:
         return f"fused kernels compute in float32 at most; weights are {weight.dtype}"
@@ -59,19 +53,29 @@ def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | No
     return None if usable_on(weight.device) else f"fused kernels need a CUDA GPU and Triton; this is the {kind}"
 
 
+def _no_cell(operator: Operator | OperatorPair) -> str | None:
+    """Why there are no kernels for it on any machine, if so."""
+    up, down = operator if isinstance(operator, tuple) else (operator, operator)
+    inner = up.operator if type(up) is PostMerge else up
+    cell = CELLS.get(type(inner))  # type: ignore[arg-type]
+    if cell is None or (down is not up and down is not inner):
+        names = " and ".join(one.__name__ for one in CELLS)
+        return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
+    return cell.refusal(inner)
+
+
 class FusedOperator(OwnSweep):
     """Stands for an operator, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
 
     def __init__(self, operator: Operator | OperatorPair, casts: Casts | None = None) -> None:
+        if reason := _no_cell(operator):
+            raise TypeError(reason)
         up, down = operator if isinstance(operator, tuple) else (operator, operator)
         self.post = up if isinstance(up, PostMerge) else None
-        inner = up.operator if isinstance(up, PostMerge) else up
-        cell = CELLS.get(type(inner))  # type: ignore[arg-type]
-        if cell is None:
-            raise TypeError(f"there are no fused kernels for {type(inner).__name__}")
-        self.cell, self.operator = cell, inner
+        self.operator = cast(Any, up if self.post is None else self.post.operator)
+        self.cell = CELLS[type(self.operator)]
         self.net_on_folds = down is self.post
-        self.width = inner.width  # type: ignore[attr-defined]
+        self.width = self.operator.width
         self.casts = casts
         """Copies of the weights in the dtype of the products, where they are at hand."""
 
@@ -81,15 +85,12 @@ class FusedOperator(OwnSweep):
         if not usable_on(elements.device):
             raise ValueError(f"fused kernels need a CUDA GPU and Triton; elements are on the {elements.device.type}")
         program = program_of(plan, len(edges), elements.device)
-        settings = self._settings(elements, checkpoint)
         of_cell = self.cell.weights_of(self.operator)
         of_net: tuple[Tensor, ...] = () if self.post is None else NetWeights.of(self.post)
         weights = (*of_cell, *of_net)
+        settings = self._settings(elements, len(of_cell), checkpoint)
         casts = self.casts or Casts(weights, settings.dtype)
-        low = (
-            *_cast(casts, of_cell, self.cell.num_of_products),
-            *_cast(casts, of_net, NUM_OF_NET_PRODUCTS),
-        )
+        low = (*_cast(casts, of_cell), *_cast(casts, of_net))
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
@@ -99,25 +100,25 @@ class FusedOperator(OwnSweep):
             )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
-    def _settings(self, elements: Tensor, recompute: bool) -> Settings:
+    def _settings(self, elements: Tensor, num_of_cell: int, recompute: bool) -> Settings:
         post, net = self.post, None
         if post is not None:
             net = NetSettings(name_of(post.activation), post.norm.eps, rate_of(post.dropout), self.net_on_folds)
-        module = self.operator if post is None else post
-        assert isinstance(module, nn.Module)
+        modules = (self.operator if post is None else post).modules()
         return Settings(
             cell=self.cell,
             of_cell=self.cell.settings_of(self.operator),
+            num_of_cell=num_of_cell,
             net=net,
-            drops=any(rate_of(one) > 0 for one in module.modules() if isinstance(one, nn.Dropout)),
+            drops=any(rate_of(one) > 0 for one in modules if isinstance(one, nn.Dropout)),
             dtype=arithmetic_dtype(elements),
             recompute=recompute,
         )
 
 
-def _cast(casts: Casts, weights: tuple[Tensor, ...], num_of_products: int) -> tuple[Tensor, ...]:
-    """What products read in their dtype; norms read theirs as they are."""
-    return *(casts[one] for one in weights[:num_of_products]), *weights[num_of_products:]
+def _cast(casts: Casts, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What products read in their dtype; norms read theirs, the last two, as they are."""
+    return *(casts[one] for one in weights[:-2]), *weights[-2:]
 
 
 class _FusedScan(torch.autograd.Function):
@@ -178,7 +179,6 @@ class _FusedScan(torch.autograd.Function):
 
 
 def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:
-    count = settings.cell.num_weights
-    cell = settings.cell(settings.of_cell, low[:count], seed)
-    net = None if settings.net is None else Net(settings.net, NetWeights(*low[count:]))
+    cell = settings.cell(settings.of_cell, low[: settings.num_of_cell], seed)
+    net = None if settings.net is None else Net(settings.net, NetWeights(*low[settings.num_of_cell :]))
     return Merges(program, cell, net, states, seed)

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from logdepth.operators import GRC, MLPLDRU, PostMerge
 
 
 class GRCWeights(NamedTuple):
-    """Matrices as `[out, in]`. Products read all but the last two."""
+    """Matrices as `[out, in]`. Matrix products read all but the last two."""
 
     hidden: Tensor
     hidden_bias: Tensor
@@ -33,9 +33,9 @@ class MLPLDRUWeights(NamedTuple):
     second_bias: Tensor
     raw: Tensor
     raw_bias: Tensor
-    left_value: Tensor
+    left: Tensor
     left_bias: Tensor
-    right_value: Tensor
+    right: Tensor
     right_bias: Tensor
     out: Tensor
     out_bias: Tensor
@@ -45,7 +45,9 @@ class MLPLDRUWeights(NamedTuple):
     @classmethod
     def of(cls, ldru: MLPLDRU) -> "MLPLDRUWeights":
         linears = (ldru.first, ldru.second, ldru.weights, ldru.left_value, ldru.right_value, ldru.out)
-        return cls(*(one for linear in linears for one in (linear.weight, linear.bias)), *ldru.norm.parameters())
+        assert isinstance(ldru.norm, nn.LayerNorm)
+        modules = (*linears, ldru.norm)
+        return cls(*(one for module in modules for one in (module.weight, module.bias)))
 
 
 class NetWeights(NamedTuple):
@@ -84,10 +86,6 @@ class Totals:
     def get(self, name: str) -> Tensor | None:
         """None where nothing was added."""
         return self._totals.get(name)
-
-    def add(self, name: str, grad: Tensor) -> None:
-        total = self.get(name)
-        self._totals[name] = grad if total is None else total.add_(grad)
 
     def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
         """Adds leftᵀ · right."""
