@@ -301,7 +301,10 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
 def test_low_precision_on_a_gpu(
     operator: type[GRCConfig | MLPLDRUConfig], width: int, vocab: int, recompute: bool
 ) -> None:
-    """2 · 700 tokens in bfloat16 against float32, from which an MLP-LDRU, by normalising small numbers, is far off."""
+    """2 · 700 tokens in bfloat16 against float32, from which an MLP-LDRU, by normalising small numbers, is far off.
+
+    And somewhat farther than autocast, where states behind a LayerNorm are float32.
+    """
     config = ScanLMConfig(embed_width=width, operator=operator(width=width), recompute=recompute)
     plain = config.build(vocab).cuda()
     fused = copy.deepcopy(plain)
@@ -311,10 +314,10 @@ def test_low_precision_on_a_gpu(
         actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
     expected = learnt(plain, tokens, targets)
     torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
-    least = 1.2 * distance(plain_low.gradients, expected.gradients)
+    least = 1.5 * distance(plain_low.gradients, expected.gradients)
     assert distance(actual.gradients, expected.gradients) < max(5e-2, least)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         logits, logits_low = (one.eval()(tokens) for one in (fused, plain))
     with torch.no_grad():
         exact = plain(tokens)
-    assert distance([logits], [exact]) < max(5e-2, 1.2 * distance([logits_low], [exact]))
+    assert distance([logits], [exact]) < max(5e-2, 1.5 * distance([logits_low], [exact]))
