@@ -5,24 +5,23 @@
     python benchmarks/gpu.py --smoke                # tiny, on the CPU, to see that it runs; the numbers mean nothing
 
 Each part runs in a process of its own, within its own seconds; one that fails or takes too long is recorded as such,
-with what it had measured by then, and the others go on; for the last ones no time may be left. The file is written anew
-after every part. What the bars are, and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
+with what it had measured by then, and the others go on; for the last ones no time may be left. Code is compiled before,
+by all parts at once (speed/parts.py); nothing else runs while one measures. The file is written anew after every part.
+What the bars are, and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
 """
 
 import argparse
 import contextlib
 import datetime
-import importlib
 import importlib.metadata
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # runs uninstalled too
@@ -30,39 +29,21 @@ sys.path.insert(0, str(ROOT))  # runs uninstalled too
 import torch
 
 from benchmarks import refusals
-from benchmarks.speed import bars, sizes
+from benchmarks.speed import bars
+from benchmarks.speed.parts import PARTS, PartProcess, clocks, rehearse, run_part
 from logdepth.atomic import read_json, write_json
 from logdepth.errors import UserError
 from logdepth.runs.environment import environment
 
-
-class Part(NamedTuple):
-    module: str
-    function: str
-    seconds: float
-    """After which it is ended."""
-
-
-PARTS = {
-    "rates": Part("benchmarks.speed.rates", "measure", 25),
-    "startup": Part("benchmarks.speed.startup", "measure", 50),
-    "forward": Part("benchmarks.speed.forward", "measure", 140),
-    "training": Part("benchmarks.speed.training", "measure", 140),
-    "decoding": Part("benchmarks.speed.decoding", "measure", 70),
-    "large": Part("benchmarks.speed.training", "measure_large", 40),
-}
-ENDING_SECONDS = 8.0
-"""Of a part's seconds, kept for a measurement under way and for its process to end."""
 ALL_SECONDS = 352.0
 """Parts together take no more: the last ones may be cut short."""
-CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
 
 
 def main() -> None:
     arguments = _parser().parse_args()
     device = torch.device("cpu" if arguments.smoke else "cuda")
     if arguments.part:
-        _run_part(arguments.part, device, arguments.out, arguments.smoke)
+        run_part(arguments.part, device, arguments.out, arguments.smoke)
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no GPU here; try --smoke, which rehearses on the CPU")
@@ -77,25 +58,27 @@ def main() -> None:
     before = report["seconds"]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
-        processes: dict[str, PartProcess] = {}
-        for number, name in enumerate(names):
-            print(f"{name}:", flush=True)
-            # Those that come later import meanwhile, but not beside the part that measures how a process starts.
-            ahead = names[number : number + 1] if "startup" in names[number:] else names[number:]
-            for one in ahead:
-                if one not in processes:
-                    processes[one] = PartProcess(one, Path(folder), arguments.smoke)
-                    ending.callback(processes[one].end)
-            seconds = min(PARTS[name].seconds, ALL_SECONDS - (time.monotonic() - started))
-            done = processes[name].run(max(seconds, 0.0))
-            report["parts"][name] = better_of(report["parts"].get(name), done)
-            report["seconds"] = round(before + time.monotonic() - started, 1)
-            report["clocks"]["after"] = _clocks()
-            measured = {part: done["results"] for part, done in report["parts"].items()}
-            report["floor_flops_per_second"] = bars.best_rate(measured)
-            report["rows"] = [] if arguments.smoke else bars.verdicts(measured)
-            if out is not None:
-                write_json(out, report)
+        # What is not rehearsed comes first: one part measures how a process starts, and wants the machine for itself.
+        for rehearsed in (False, True):
+            processes = [
+                PartProcess(name, Path(folder), arguments.smoke) for name in names if PARTS[name].rehearsed == rehearsed
+            ]
+            for one in processes:
+                ending.callback(one.end)
+            if rehearsed:
+                rehearse(processes)
+            for one in processes:
+                print(f"{one.name}:", flush=True)
+                seconds = min(PARTS[one.name].seconds, ALL_SECONDS - (time.monotonic() - started))
+                done = one.run(max(seconds, 0.0))
+                report["parts"][one.name] = better_of(report["parts"].get(one.name), done)
+                report["seconds"] = round(before + time.monotonic() - started, 1)
+                report["clocks"]["after"] = clocks()
+                measured = {part: done["results"] for part, done in report["parts"].items()}
+                report["floor_flops_per_second"] = bars.best_rate(measured)
+                report["rows"] = [] if arguments.smoke else bars.verdicts(measured)
+                if out is not None:
+                    write_json(out, report)
     _print(report)
     failed = [name for name, part in report["parts"].items() if part["status"] != "done"]
     if failed:
@@ -109,57 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     return parser
-
-
-def _run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
-    """In the part's own process, as soon as it is told when it will be ended, by the clock that processes share."""
-    from benchmarks.speed.bench import Bench
-
-    part = PARTS[name]
-    measure = getattr(importlib.import_module(part.module), part.function)
-    if smoke:
-        torch.set_num_threads(1)
-    end = float(sys.stdin.readline())
-    seconds = end - time.monotonic() - ENDING_SECONDS  # importing may have taken some of them
-    measure(Bench(sizes.smoke() if smoke else sizes.full(), device, out, seconds))
-
-
-class PartProcess:
-    """A part's process: it imports what it needs, and waits for its turn."""
-
-    def __init__(self, name: str, folder: Path, smoke: bool) -> None:
-        self.results, self.errors = folder / f"{name}.json", folder / f"{name}.errors"
-        command = [sys.executable, __file__, "--part", name, "--out", str(self.results)]
-        command += ["--smoke"] if smoke else []
-        with self.errors.open("w") as stream:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stream, text=True)
-
-    def run(self, seconds: float) -> dict[str, Any]:
-        """What the part measures in its turn."""
-        started = time.monotonic()
-        status, message = "done", None
-        try:
-            self.process.communicate(f"{started + seconds}\n", timeout=seconds)
-        except subprocess.TimeoutExpired:
-            status = "timed out"
-            self.end()
-        if status == "done" and self.process.returncode:
-            status = "failed"
-            lines = self.errors.read_text(errors="replace").strip().splitlines()
-            message = lines[-1] if lines else f"exit status {self.process.returncode}"
-            print("\n".join(lines[-30:]), file=sys.stderr)
-        return {
-            "status": status,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "message": message,
-            "seconds": round(time.monotonic() - started, 1),
-            "clocks": _clocks(),
-            "results": read_json(self.results) if self.results.exists() else [],
-        }
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @contextlib.contextmanager
@@ -177,12 +109,12 @@ def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
     facts = environment(device)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         facts["triton"] = importlib.metadata.version("triton")
-    clocks = _clocks()
+    now = clocks()
     return {
         "smoke": smoke,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": facts,
-        "clocks": {"before": clocks, "after": clocks},
+        "clocks": {"before": now, "after": now},
         "seconds": 0.0,
         "floor_flops_per_second": None,
         "rows": [],
@@ -207,17 +139,6 @@ def better_of(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, A
     if before is None or before["status"] != "done" or now["status"] == "done":
         return now
     return before
-
-
-def _clocks() -> dict[str, str] | None:
-    """What nvidia-smi says of clocks, heat and power; None where it is not there."""
-    command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    values = done.stdout.splitlines()[0].split(", ")
-    return dict(zip(CLOCKS.split(","), values, strict=False))
 
 
 def _gpu() -> str:

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu, refusals
-from benchmarks.speed import bars, products
+from benchmarks.speed import bars, parts, products
 from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
+from benchmarks.speed.parts import PARTS, PartProcess, rehearse
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
@@ -56,7 +57,7 @@ def test_every_part_runs(rehearsed: dict[str, Any]) -> None:
         assert part["status"] == "done"
         assert [one for one in part["results"] if "failed" in one] == []
         assert len(part["results"]) == SMOKE_RESULTS[name]
-    assert list(rehearsed["parts"]) == list(gpu.PARTS)
+    assert list(rehearsed["parts"]) == list(PARTS)
 
 
 def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], pages: ModuleType, tmp_path: Path) -> None:
@@ -248,15 +249,38 @@ def test_a_failure_does_not_end_a_part(bench: Bench) -> None:
 
 
 def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    part = gpu.PartProcess("rates", tmp_path, smoke=True).run(0.01)
+    part = PartProcess("rates", tmp_path, smoke=True).run(0.01)
     assert (part["status"], part["results"]) == ("timed out", [])
 
 
 def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "nothing.py"))
-    part = gpu.PartProcess("rates", tmp_path, smoke=True).run(60.0)
+    monkeypatch.setattr(parts, "__file__", str(tmp_path / "speed" / "parts.py"))
+    part = PartProcess("rates", tmp_path, smoke=True).run(60.0)
     assert part["status"] == "failed"
     assert "No such file" in part["message"]
+
+
+def test_a_rehearsal_leaves_nothing_but_a_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    part = PartProcess("large", tmp_path, smoke=True)
+    rehearse([part])
+    assert part.ready
+    assert part.process.poll() is None
+    assert not part.results.exists()
+    done = part.run(60.0)
+    assert (done["status"], len(done["results"])) == ("done", SMOKE_RESULTS["large"])
+
+
+def test_a_part_that_rehearses_too_long_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(parts, "REHEARSAL_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "LATE_SECONDS", 0.1)
+    part = PartProcess("large", tmp_path, smoke=True)
+    first = part.process
+    rehearse([part])
+    assert first.poll() is not None
+    done = part.run(60.0)
+    assert (done["status"], len(done["results"])) == ("done", SMOKE_RESULTS["large"])
 
 
 def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) -> None:

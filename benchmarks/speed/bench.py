@@ -27,9 +27,9 @@ Result = dict[str, Any]
 
 
 class Bench:
-    """One part's device, sizes, deadline and results."""
+    """One part's device, sizes, deadline and results; a rehearsal keeps none of them, and has no file for them."""
 
-    def __init__(self, sizes: Sizes, device: torch.device, out: Path, seconds: float) -> None:
+    def __init__(self, sizes: Sizes, device: torch.device, out: Path | None, seconds: float) -> None:
         self.sizes, self.device, self.out = sizes, device, out
         self.deadline = time.monotonic() + seconds
         self.results: list[Result] = []
@@ -42,6 +42,8 @@ class Bench:
 
     def record(self, result: Result) -> None:
         """Keeps a result, on disk too: what comes later may fail or take too long."""
+        if self.out is None:
+            return
         self.results.append(result)
         write_json(self.out, self.results)
         print(f"  {in_one_line(result)}", flush=True)
