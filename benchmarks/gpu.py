@@ -60,13 +60,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
         # What is not rehearsed comes first: one part measures how a process starts, and wants the machine for itself.
         for rehearsed in (False, True):
-            processes = [
-                PartProcess(name, Path(folder), arguments.smoke) for name in names if PARTS[name].rehearsed == rehearsed
-            ]
+            group = [name for name in names if PARTS[name].rehearsed == rehearsed]
+            processes = [PartProcess(name, Path(folder), arguments.smoke) for name in group]
             for one in processes:
                 ending.callback(one.end)
-            if rehearsed:
-                rehearse(processes)
+            if rehearsed and group:
+                rehearse(group, Path(folder), arguments.smoke)
             for one in processes:
                 print(f"{one.name}:", flush=True)
                 seconds = min(PARTS[one.name].seconds, ALL_SECONDS - (time.monotonic() - started))

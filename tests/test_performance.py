@@ -260,27 +260,18 @@ def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "No such file" in part["message"]
 
 
-def test_a_rehearsal_leaves_nothing_but_a_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_leaves_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    part = PartProcess("large", tmp_path, smoke=True)
-    rehearse([part])
-    assert part.ready
-    assert part.process.poll() is None
-    assert not part.results.exists()
-    done = part.run(60.0)
-    assert (done["status"], len(done["results"])) == ("done", SMOKE_RESULTS["large"])
+    done = PartProcess("large", tmp_path, smoke=True, rehearsal=True).run(60.0)
+    assert (done["status"], done["results"]) == ("done", [])
 
 
-def test_a_part_that_rehearses_too_long_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(parts, "REHEARSAL_SECONDS", 0.0)
-    monkeypatch.setattr(parts, "LATE_SECONDS", 0.1)
-    part = PartProcess("large", tmp_path, smoke=True)
-    first = part.process
-    rehearse([part])
-    assert first.poll() is not None
-    done = part.run(60.0)
-    assert (done["status"], len(done["results"])) == ("done", SMOKE_RESULTS["large"])
+def test_a_rehearsal_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "REHEARSAL_SECONDS", 0.1)
+    rehearse(["large", "decoding"], tmp_path, smoke=True)
+    assert capsys.readouterr().out == "compiled in 0 s\n"
 
 
 def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ class Bench:
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
 
+    def allocated(self) -> int:
+        """Bytes of GPU memory in tensors now."""
+        self.clear()
+        return torch.cuda.memory_allocated() if self.cuda else 0
+
     def forget_peak(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()

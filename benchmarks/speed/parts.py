@@ -1,16 +1,17 @@
 """The parts of the benchmark, each in a process of its own.
 
-Nearly all of a part's time goes into compiling. So parts rehearse first, all at once: each does once, untimed, what it
-will measure, and waits for its turn, with what it compiled in the caches that the processes share.
+Nearly all of a part's time would go into compiling. So parts are rehearsed first, all at once, by processes that do
+once, untimed, what will be measured: what they compiled is in the caches that processes share, and nothing else of them
+is left.
 """
 
-import contextlib
 import datetime
 import importlib
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ class Part(NamedTuple):
     seconds: float
     """After which it is ended."""
     rehearsed: bool
+    """Where much is compiled."""
 
 
 PARTS = {
@@ -40,14 +42,15 @@ PARTS = {
 ENDING_SECONDS = 8.0
 """Of a part's seconds, kept for a measurement under way and for its process to end."""
 REHEARSAL_SECONDS = 150.0
-"""After which nothing more is begun in a rehearsal."""
-LATE_SECONDS = 20.0
-"""So much longer may it take to end what was begun; a part that is slower yet is started anew, and not rehearsed."""
+"""After which a rehearsal is ended: what it has not compiled, the part will."""
 CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
 
 
-def run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
-    """In the part's own process, as soon as it is told when it will be ended, by the clock that processes share."""
+def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> None:
+    """In the part's own process, as soon as it is told when it will be ended, by the clock that processes share.
+
+    With no file for results it is a rehearsal.
+    """
     from benchmarks.speed.bench import Bench
 
     part = PARTS[name]
@@ -55,10 +58,8 @@ def run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
     size = sizes.smoke() if smoke else sizes.full()
     if smoke:
         torch.set_num_threads(1)
-    if part.rehearsed:
-        once = replace(size, seconds=0.0, least_repeats=1, chunks=1)
-        measure(Bench(once, device, None, float(sys.stdin.readline()) - time.monotonic()))
-        _ready_file(out).touch()
+    if out is None:
+        size = replace(size, seconds=0.0, least_repeats=1, chunks=1)
     end = float(sys.stdin.readline())
     seconds = end - time.monotonic() - ENDING_SECONDS  # importing may have taken some of them
     measure(Bench(size, device, out, seconds))
@@ -67,34 +68,15 @@ def run_part(name: str, device: torch.device, out: Path, smoke: bool) -> None:
 class PartProcess:
     """A part's process: it imports what it needs, and waits for its turn."""
 
-    def __init__(self, name: str, folder: Path, smoke: bool) -> None:
-        self.name, self.smoke = name, smoke
-        self.results, self.errors = folder / f"{name}.json", folder / f"{name}.errors"
-        self._start()
-
-    def _start(self) -> None:
-        gpu = Path(__file__).parents[1] / "gpu.py"
-        command = [sys.executable, str(gpu), "--part", self.name, "--out", str(self.results)]
-        command += ["--smoke"] if self.smoke else []
+    def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsal: bool = False) -> None:
+        self.name = name
+        self.results = folder / f"{name}.json"
+        self.errors = folder / f"{name}{'-rehearsal' if rehearsal else ''}.errors"
+        command = [sys.executable, str(Path(__file__).parents[1] / "gpu.py"), "--part", name]
+        command += [] if rehearsal else ["--out", str(self.results)]
+        command += ["--smoke"] if smoke else []
         with self.errors.open("w") as stream:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stream, text=True)
-
-    def rehearse_until(self, end: float) -> None:
-        """By the clock that processes share; of a time that is over, nothing is rehearsed."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a process that has failed: `run` says so
-            self.process.stdin.write(f"{end}\n")
-            self.process.stdin.flush()
-
-    @property
-    def ready(self) -> bool:
-        """Its rehearsal is over, or it has failed."""
-        return _ready_file(self.results).exists() or self.process.poll() is not None
-
-    def start_anew(self) -> None:
-        self.end()
-        self._start()
-        self.rehearse_until(0.0)
 
     def run(self, seconds: float) -> dict[str, Any]:
         """What the part measures in its turn."""
@@ -124,17 +106,13 @@ class PartProcess:
         self.process.communicate()
 
 
-def rehearse(parts: Sequence[PartProcess]) -> None:
-    """All at once; returns when none of them computes any more."""
+def rehearse(names: Sequence[str], folder: Path, smoke: bool) -> None:
+    """All of these parts at once; returns when nothing of that runs any more."""
     started = time.monotonic()
-    for part in parts:
-        part.rehearse_until(started + REHEARSAL_SECONDS)
-    latest = started + REHEARSAL_SECONDS + LATE_SECONDS
-    while time.monotonic() < latest and not all(part.ready for part in parts):
-        time.sleep(0.05)
-    for part in parts:
-        if not part.ready:
-            part.start_anew()
+    processes = [PartProcess(name, folder, smoke, rehearsal=True) for name in names]
+    with ThreadPoolExecutor(max_workers=len(processes)) as threads:
+        for _ in threads.map(lambda one: one.run(REHEARSAL_SECONDS), processes):
+            pass
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
 
 
@@ -147,7 +125,3 @@ def clocks() -> dict[str, str] | None:
         return None
     values = done.stdout.splitlines()[0].split(", ")
     return dict(zip(CLOCKS.split(","), values, strict=False))
-
-
-def _ready_file(results: Path) -> Path:
-    return results.with_suffix(".ready")

@@ -42,12 +42,13 @@ def _measure_ours(bench: Bench, name: str, config: ScanLMConfig, vocab_size: int
 def _measure_theirs(bench: Bench, name: str, batch: int, context: int) -> None:
     config, vocab_size = bench.sizes.theirs[name], bench.sizes.vocab_size
     facts = {"model": name, "batch": batch, "context": context, "tokens": batch * context}
+    before = bench.allocated()
     torch.manual_seed(0)
     model = Transformer(config, vocab_size).to(bench.device)
     try:
         with fastest_attention(bench, config, batch, context, backward=True) as attention:
             for loss, function in loss_functions(bench, model, context).items():
-                work = partial(_step_times, bench, model, function, vocab_size, batch, context)
+                work = partial(_step_times, bench, model, function, vocab_size, batch, context, before)
                 bench.attempt(work, keep_compiled=True, **facts, loss=loss, **attention)
     except RuntimeError as error:
         bench.record({**facts, "failed": f"RuntimeError: {str(error).splitlines()[0]}"})
@@ -56,10 +57,11 @@ def _measure_theirs(bench: Bench, name: str, batch: int, context: int) -> None:
 
 
 def _ours(bench: Bench, config: ScanLMConfig, vocab_size: int, batch: int, context: int) -> Result:
+    before = bench.allocated()
     torch.manual_seed(0)
     model = ScanLM(config, vocab_size).to(bench.device)
     reason = model.accelerate()
-    result = _step_times(bench, model, model.loss, vocab_size, batch, context)
+    result = _step_times(bench, model, model.loss, vocab_size, batch, context, before)
     result["backend"] = reason or "fused"
     del model
     bench.clear()
@@ -73,7 +75,10 @@ def _ours(bench: Bench, config: ScanLMConfig, vocab_size: int, batch: int, conte
     return result
 
 
-def _step_times(bench: Bench, model: nn.Module, loss: Function, vocab_size: int, batch: int, context: int) -> Result:
+def _step_times(
+    bench: Bench, model: nn.Module, loss: Function, vocab_size: int, batch: int, context: int, before: int
+) -> Result:
+    """`before`: bytes that something else has left allocated when there was no model yet; its peak is without them."""
     model.train()
     inputs = [(windows,) for windows in bench.tokens(vocab_size, batch, context + 1)]
     step = bench.captured(training_step(bench, model, loss), ours=isinstance(model, ScanLM))
@@ -91,8 +96,9 @@ def _step_times(bench: Bench, model: nn.Module, loss: Function, vocab_size: int,
         raise ArithmeticError(f"the loss is {final}")
     return {
         **times,
-        "peak_bytes": peak,
-        "peak_bytes_with_first_step": None if whole is None or peak is None else max(whole, peak),
+        "peak_bytes": None if peak is None else peak - before,
+        "peak_bytes_with_first_step": None if whole is None or peak is None else max(whole, peak) - before,
+        "bytes_before": before,
         "reserved_bytes": torch.cuda.max_memory_reserved() if bench.cuda else None,
         "tokens_per_second": batch * context / (1e-3 * times["milliseconds"]),
         "final_loss": final,
