@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures performance results clean
+.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures performance experiments results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ figures: $(STAMP) ## draw the README's figures again, from results/ where they s
 
 performance: $(STAMP) ## docs/performance.md and its figures, from results/speed-*.json
 	$(BIN)/python docs/figures/draw_speed.py
+
+experiments: $(STAMP) ## every study of docs/results.md that results/ does not hold yet: hours on a GPU; stop it and go on at will
+	$(BIN)/python experiments/run.py
 
 results: $(STAMP) ## docs/results.md, its figures and the README's table, from results/
 	$(BIN)/python docs/figures/draw_results.py

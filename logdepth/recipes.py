@@ -140,13 +140,12 @@ def recipe(name: str) -> RunConfig:
 
 
 def changes_in(file: Path) -> Any:
-    """What a file for --config says: the best.json of a sweep, the config.json of a run, a result file or one's own."""
+    """What a file for --config says: of a sweep, its best; the config.json of a run, a result file or one's own."""
     said: Any = read_json(file)
     if isinstance(said, dict) and {"best", "trials"} <= said.keys():
-        raise UserError(
-            f"{file} is the record of a sweep, with the config that it began with; --config takes its best.json, "
-            "or a result file of a run with its best"
-        )
+        if said.get("best_config") is None:
+            raise UserError(f"{file} is the record of a sweep that has no complete trial yet; go on with that sweep")
+        return {"recipe": said["recipe"], "config": said["best_config"]}
     return said
 
 

@@ -1,14 +1,36 @@
-"""The configs in experiments/: each is one that `reproduce` takes, of a model no larger than the paper's."""
+"""The configs in experiments/, and the plan: every command is one that `logdepth` takes, and made what is kept."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from experiments.plan import ROWS, Job, jobs
+from logdepth.cli.parsing import parse
+from logdepth.cli.reproduce import ReproduceCommand
+from logdepth.cli.sweep import SweepCommand
 from logdepth.config import override
 from logdepth.recipes import parameters_of, recipe
+from logdepth.reproduce import study_of
+from logdepth.results import RunResult, read_result
+from logdepth.runs import decisive
+from logdepth.sweep import default_specs, parse_space
+from logdepth.sweep.space import described
 
-FILES = sorted((Path(__file__).parent.parent / "experiments").glob("*.json"))
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "experiments").glob("*.json"))
+JOBS = jobs()
+RUNS = [job for job in JOBS if job.command[0] == "reproduce"]
+SWEEPS = [job for job in JOBS if job.command[0] == "sweep"]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def name_of(job: Job) -> str:
+    return job.name
 
 
 def test_there_are_some() -> None:
@@ -23,3 +45,63 @@ def test_an_experiment_changes_a_recipe(path: Path) -> None:
     changed = override(plain, saved.get("config", saved))
     assert changed != plain
     assert 0.95 * parameters_of(plain) < parameters_of(changed) <= parameters_of(plain)
+
+
+def test_jobs_have_names_and_places_of_their_own() -> None:
+    names = [job.name for job in JOBS]
+    assert len(set(names)) == len(names)
+    for job in JOBS:
+        earlier = names[: names.index(job.name)]
+        assert set(job.after) <= set(earlier), "what a job reads is made before it"
+    written = [path for job in JOBS for path in job.keeps]
+    kept = [path for job in JOBS for path in job.keeps.values()]
+    assert len(set(written)) == len(written)
+    assert len(set(kept)) == len(kept)
+
+
+@pytest.mark.parametrize("job", RUNS, ids=name_of)
+def test_a_run_is_one_that_reproduce_takes(job: Job, tmp_path: Path) -> None:
+    command = parse(ReproduceCommand, job.command[1:], "reproduce")
+    sweeps = {path: other for other in SWEEPS for path in other.keeps.values()}
+    for path in command.config:  # a file of the project, or what a sweep before it keeps
+        assert path.exists() or (path in sweeps and any(after == sweeps[path].name for after in reaches(job)))
+    there = [path for path in command.config if path.exists()]
+    study = study_of(command.corpus, command.models, command.seeds, there)
+    assert study.models == command.models
+    for written, kept in job.keeps.items():
+        assert written.parent == command.out / "results"
+        if not job.alone:
+            result = read_result(kept) if kept.exists() else None
+            assert result is None or (isinstance(result, RunResult) and result.config.seed in study.seeds)
+            assert result is None or decisive(result.config) == decisive(
+                next(config for row, config in study.runs() if (row, config.seed) == (result.row, result.config.seed))
+            ), f"{kept} was made with another config than the plan's"
+
+
+def reaches(job: Job) -> set[str]:
+    """The jobs before a job, and those before them."""
+    named = {other.name: other for other in JOBS}
+    return set(job.after) | {name for other in job.after for name in reaches(named[other])}
+
+
+@pytest.mark.parametrize("job", SWEEPS, ids=name_of)
+def test_a_sweep_is_one_that_sweep_takes(job: Job) -> None:
+    of = recipe(job.command[1])
+    command = parse(SweepCommand, job.command[1:], "sweep", SweepCommand(recipe=job.command[1], run=of))
+    space = parse_space(command.space or default_specs(command.run), command.run)
+    assert (written := list(job.keeps)) == [Path("sweeps") / str(command.study) / "sweep.json"], written
+    for kept in job.keeps.values():
+        if kept.exists():
+            record = json.loads(kept.read_text())
+            assert record["recipe"] == command.recipe
+            assert record["space"] == described(space)
+            over = [trial for trial in record["trials"] if trial["state"] in ("complete", "pruned")]
+            assert len(over) == command.trials
+
+
+def test_models_of_a_study_are_searched_alike() -> None:
+    for study in ("wikitext2-tuned", "ptb", "ptb-tuned"):
+        commands = [job.command for job in SWEEPS if job.name.startswith(f"{study}/")]
+        assert len(commands) == len(ROWS)
+        assert len({command[command.index("--trials") + 1] for command in commands}) == 1
+        assert len({len([word for word in command if "=" in word]) for command in commands}) == 1

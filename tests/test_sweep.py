@@ -155,19 +155,24 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     assert [float(row["loss"]) for row in table] == [row["loss"] for row in record["trials"]]
     assert float(table[2]["dropout"]) == record["trials"][2]["params"]["dropout"]
 
-    # The best trial, trained by its file alone, is the trial again.
-    again = tmp_path / "again"
+    # The best trial, trained by either of its files alone, is the trial again.
     machine = ["--train.log-every", "1", "--train.device", "cpu", "--train.threads", "1"]
-    assert main(["train", "--config", str(out / "best.json"), "--out", str(again), *machine]) == 0
-    config = RunFolder(again).config()
-    assert config == RunFolder(out / "trials" / f"{best['trial']:04d}").config()
-    assert config.train.learning_rate == best["params"]["train.learning_rate"]
-    assert min(line["valid_loss"] for line in measured(again) if line["kind"] == "valid") == best["loss"]
+    for name in ("best.json", "sweep.json"):
+        again = tmp_path / name
+        assert main(["train", "--config", str(out / name), "--out", str(again), *machine]) == 0
+        config = RunFolder(again).config()
+        assert config == RunFolder(out / "trials" / f"{best['trial']:04d}").config()
+        assert config.train.learning_rate == best["params"]["train.learning_rate"]
+        assert min(line["valid_loss"] for line in measured(again) if line["kind"] == "valid") == best["loss"]
 
-    # The record has the config that the sweep began with, which is not what anyone would mean.
-    record_file = ["--config", str(out / "sweep.json")]
+
+def test_a_sweep_without_a_best_is_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({"recipe": RECIPE, "best": None, "best_config": None, "trials": []}))
     for command in (["train"], ["sweep", RECIPE], ["reproduce", "pydocs"]):
-        assert "sweep.json is the record of a sweep" in refused(capsys, *command, *record_file)
+        assert "sweep.json is the record of a sweep that has no complete trial yet" in refused(
+            capsys, *command, "--config", str(file)
+        )
 
 
 def test_best_json_names_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """What came of a sweep: tables and figures in its folder, written by whoever finished a trial last.
 
 best.json                the best trial's fields that are not the recipe's, for --config of `train` and `reproduce`
-trials.csv, sweep.json   every trial
+sweep.json               the sweep whole: what was searched, every trial, the best; serves as --config too
+trials.csv               every trial
 history, importance      figures, .svg and .png: losses in order; how much of them each field explains
 """
 
@@ -53,11 +54,11 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     return min(complete, key=lambda row: (row["loss"], row["trial"]), default=None)
 
 
-def write_tables(out: Path, record: dict[str, Any], best: dict[str, Any] | None) -> None:
+def write_tables(out: Path, record: dict[str, Any]) -> None:
     """sweep.json and trials.csv, and best.json where there is a best."""
     write_json(out / "sweep.json", record)
-    if best is not None:
-        write_json(out / "best.json", best)
+    if record["best"] is not None:
+        write_json(out / "best.json", {"recipe": record["recipe"], "config": record["best_config"]})
     names = list(record["space"])
     facts = ("trial", "state", "loss", "steps", "seconds", "attempts")
     text = io.StringIO()

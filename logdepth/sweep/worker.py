@@ -259,6 +259,7 @@ class Worker:
         with alone(search.out):  # around looking and writing: no worker writes over what another knew better
             rows = rows_of(self._look(), search.trials)
             best = best_of(rows)
+            best_config = None if best is None else changes_of_best(search, best["params"])
             record = {
                 "recipe": search.recipe,
                 "study": search.study,
@@ -266,9 +267,10 @@ class Worker:
                 "space": described(search.space),
                 "config": to_dict(search.config),
                 "best": best,
+                "best_config": best_config,
                 "trials": rows,
             }
-            write_tables(search.out, record, best and of_best(search, best["params"]))
+            write_tables(search.out, record)
             if last or time.monotonic() - self.drawn_at > DRAW_SECONDS:
                 self.left_out = draw(search.out, rows, self.study)
                 self.drawn_at = time.monotonic()
@@ -277,15 +279,12 @@ class Worker:
         return record
 
 
-def of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
+def changes_of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
     """What to change in the recipe to train a trial again, the sweep's own flags included."""
     asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(search.config)))
     left_out = OF_THE_MACHINE - {"data.paths"} | {"seed"}
     fields = {name: value for name, value in asked.items() if name not in left_out}
-    return {
-        "recipe": search.recipe,
-        "config": changes(search.config, fields | flattened(changes(search.config, params))),
-    }
+    return changes(search.config, fields | flattened(changes(search.config, params)))
 
 
 class RefusedError(Exception):

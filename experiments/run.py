@@ -1,0 +1,218 @@
+"""Does every study of docs/results.md that results/ does not hold yet, several at a time, and keeps what comes out.
+
+    python experiments/run.py --list                       # what is done, what is left, and its commands
+    python experiments/run.py --lanes 3                    # all that is left; hours on one GPU
+    python experiments/run.py 'ptb*' --lanes 4 --minutes 9 # some of it, until time is up
+
+Stop it whenever you like: the same command goes on. Exit code 3: something is left, or failed. Runs and sweeps are in
+studies/ and sweeps/, their output in studies/logs/. Then `make results` shows what is new. plan.py has the jobs.
+"""
+
+import argparse
+import fnmatch
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # runs uninstalled too
+
+import torch
+
+from benchmarks import refusals
+from experiments.plan import Job, jobs
+from logdepth.atomic import alone, replacing
+from logdepth.errors import UserError
+from logdepth.progress import in_words
+
+LOGS = Path("studies") / "logs"
+LOOK_SECONDS, SAY_SECONDS = 0.5, 15.0
+ENDING_SECONDS = 45.0
+"""For a job that was asked to stop to save and end."""
+LEFT = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="jobs, such as ptb/ar-grc or 'ptb*' (default: all)")
+    parser.add_argument("--list", action="store_true", help="only say what is done and what is left")
+    parser.add_argument("--lanes", type=int, default=1, help="jobs at a time (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="after which to stop, with everything saved")
+    parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
+    given = parser.parse_args()
+    if given.lanes < 1 or (given.minutes is not None and not given.minutes > 0):
+        raise UserError("--lanes must be at least 1, and --minutes above 0")
+    data = given.data_dir or Path(os.environ.get("LOGDEPTH_DATA", "data"))
+    os.environ["LOGDEPTH_DATA"] = str(data)
+    os.chdir(ROOT)
+    chosen = chosen_of(jobs(data), given.names)
+    if given.list:
+        for job in chosen:
+            print(f"done  {job.name}" if is_done(job) else f"left  {job.name}\n      {typed(job)}")
+        return
+    if not torch.cuda.is_available():
+        raise UserError("no GPU here, and days of work without one; --list says what there is to do")
+    with alone(LOGS, "another process runs experiments here"):
+        sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
+
+
+def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+    """Jobs by their names; one that reads what another would first have to make needs it beside it."""
+    names = {job.name: job for job in every}
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(f"there is no job '{pattern}'; --list names them")
+    chosen = [job for job in every if not patterns or any(fnmatch.fnmatch(job.name, one) for one in patterns)]
+    for job in chosen:
+        for other in job.after:
+            if not is_done(job) and names[other] not in chosen and not is_done(names[other]):
+                raise UserError(f"'{job.name}' needs '{other}', which is not done; name it too")
+    return chosen
+
+
+def is_done(job: Job) -> bool:
+    """Whether results/ holds all that the job makes."""
+    return all(any(kept.parent.glob(kept.name)) for kept in job.keeps.values())
+
+
+def typed(job: Job) -> str:
+    return shlex.join(["logdepth", *job.command])
+
+
+def copy(files: Mapping[Path, Path]) -> None:
+    """Files → places; a * in both names stands for the same."""
+    for source, target in files.items():
+        for found in source.parent.glob(source.name):
+            with replacing(target.with_name(found.name) if "*" in target.name else target) as partial:
+                shutil.copyfile(found, partial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    job: Job
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    started: float
+
+    def said_last(self) -> str:
+        lines = self.log.read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "")
+
+
+class Campaign:
+    """Jobs in order, so many at a time, until all are done or time is up."""
+
+    def __init__(self, chosen: Sequence[Job], lanes: int, minutes: float | None, program: Sequence[str] = ()) -> None:
+        self.waiting = [job for job in chosen if not is_done(job)]
+        self.all, self.lanes = chosen, lanes
+        self.program = program or (sys.executable, "-m", "logdepth")
+        self.started = time.monotonic()
+        self.deadline = None if minutes is None else self.started + 60 * minutes
+        self.running: list[Running] = []
+        self.failed: list[str] = []
+        self.stopping = False
+
+    def run(self) -> int:
+        print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are done already", flush=True)
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            said = self.started
+            while not self.stopping and (self.running or self._startable()):
+                self._start_some()
+                time.sleep(LOOK_SECONDS)
+                self._look()
+                if time.monotonic() - said > SAY_SECONDS:
+                    said = time.monotonic()
+                    self._say_how_far()
+                if self.deadline is not None and time.monotonic() > self.deadline:
+                    self.stopping = True
+        finally:
+            self._end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._summary()
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def _startable(self) -> Job | None:
+        """The first whose turn it can be. What must be alone waits for the others, and they do not overtake it."""
+        for job in self.waiting:
+            if not all(is_done(other) for other in self.all if other.name in job.after):
+                continue
+            if any(one.job.alone for one in self.running) or (job.alone and self.running):
+                return None
+            return job
+        return None
+
+    def _start_some(self) -> None:
+        while len(self.running) < self.lanes and (job := self._startable()):
+            self.waiting.remove(job)
+            copy(job.starts_from)
+            log = LOGS / f"{job.name.replace('/', '-')}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*self.program, *job.command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is ours to pass on
+                )
+            self.running.append(Running(job=job, process=process, log=log, started=time.monotonic()))
+            self._say(f"{job.name}: {typed(job)}")
+
+    def _look(self) -> None:
+        for one in [one for one in self.running if one.process.poll() is not None]:
+            self.running.remove(one)
+            code = one.process.returncode
+            if code == 0 or one.job.in_parts:
+                copy(one.job.keeps)
+            took = in_words(time.monotonic() - one.started)
+            if is_done(one.job):
+                self._say(f"{one.job.name}: done in {took}")
+            elif not self.stopping:
+                self.failed.append(one.job.name)
+                self._say(f"{one.job.name}: failed after {took}, exit code {code}: {one.said_last()} ({one.log})")
+
+    def _end(self) -> None:
+        """Asks what still runs to save and stop; keeps what it has finished."""
+        self.stopping = True
+        for one in self.running:
+            one.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + ENDING_SECONDS
+        for one in self.running:
+            try:
+                one.process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(one.process.pid, signal.SIGKILL)  # with what it started: compilers
+                one.process.wait()
+        self._look()
+
+    def _say_how_far(self) -> None:
+        for one in self.running:
+            self._say(f"  {one.job.name}: {one.said_last()}")
+
+    def _say(self, line: str) -> None:
+        print(f"[{in_words(time.monotonic() - self.started)}] {line}", flush=True)
+
+    def _summary(self) -> int:
+        left = [job.name for job in self.all if not is_done(job)]
+        self._say(f"{len(self.all) - len(left)} of {len(self.all)} jobs are done")
+        if self.failed:
+            print(f"failed: {', '.join(self.failed)}; what they said is in {LOGS}")
+        if left:
+            print(f"left: {', '.join(left)}; the same command goes on")
+        return LEFT if left else 0
+
+
+if __name__ == "__main__":
+    refusals.run(main)

@@ -1,0 +1,218 @@
+"""experiments/run.py: jobs in order, so many at a time, kept as they end; whatever stops it, the same goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments import run as campaign
+from experiments.plan import Job
+from experiments.run import Campaign, chosen_of, copy, is_done
+from logdepth.errors import UserError
+from logdepth.results import RunResult, read_result
+from tests.tiny_corpus import write_corpus
+from tests.tiny_study import override_files
+
+FAKE = """
+import json, pathlib, signal, sys, time
+name, seconds, code, *files = sys.argv[1:]
+def note(what):
+    with open("notes", "a") as notes:
+        notes.write(json.dumps([name, what, time.monotonic()]) + chr(10))
+def stop(number, frame):
+    note("stopped")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+note("begins")
+for file in files:
+    path = pathlib.Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(name)
+    time.sleep(float(seconds) / len(files))
+print(name, "says this last")
+note("ends")
+sys.exit(int(code))
+"""
+PROGRAM = (sys.executable, "-c", FAKE)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "LOOK_SECONDS", 0.02)
+
+
+def job(name: str, *files: str, seconds: float = 0.1, code: int = 0, after: tuple[str, ...] = (), **more: bool) -> Job:
+    written = [f"work/{file}" for file in files or (f"{name}.json",)]
+    return Job(
+        name=name,
+        command=(name, str(seconds), str(code), *written),
+        keeps={Path(one): Path("results") / Path(one).name for one in written},
+        after=after,
+        **more,
+    )
+
+
+def noted() -> list[tuple[str, str, float]]:
+    notes = Path("notes")
+    return [tuple(json.loads(line)) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+def begun() -> list[str]:
+    return [name for name, what, _ in noted() if what == "begins"]
+
+
+def spans() -> dict[str, tuple[float, float]]:
+    times = {(name, what): when for name, what, when in noted()}
+    return {name: (when, times[name, "ends"]) for (name, what), when in times.items() if what == "begins"}
+
+
+def go(*chosen: Job, lanes: int = 1, minutes: float | None = None) -> int:
+    return Campaign(chosen, lanes, minutes, PROGRAM).run()
+
+
+def test_what_is_done_is_kept_and_not_done_again(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = job("a"), job("b")
+    assert go(first) == 0
+    assert go(first, second) == 0
+    assert begun() == ["a", "b"]
+    assert Path("results/a.json").read_text() == "a"
+    assert "1 of 2 jobs are done already" in capsys.readouterr().out
+
+
+def test_so_many_at_a_time() -> None:
+    assert go(*(job(name, seconds=1.0) for name in "abcd"), lanes=2) == 0
+    ends = spans().values()
+    overlapping = [sum(start < moment < end for start, end in ends) for moment, _ in ends]
+    assert max(overlapping) == 1, "another one beside each"
+    assert sum(overlapping) >= 1, "but not one after the other"
+
+
+def test_nothing_runs_beside_what_must_be_alone() -> None:
+    assert go(job("a", seconds=0.3), job("times", seconds=0.3, alone=True), job("b", seconds=0.3), lanes=3) == 0
+    start, end = spans()["times"]
+    for name, (other_start, other_end) in spans().items():
+        assert name == "times" or other_end <= start or other_start >= end
+
+
+def test_a_job_waits_for_what_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert go(job("best", after=("sweep",)), job("sweep"), lanes=2) == 0
+    assert begun() == ["sweep", "best"]
+    Path("notes").unlink()
+    failing = [job("bad sweep", code=2), job("never", after=("bad sweep",)), job("c")]
+    assert go(*failing, lanes=2) == 3
+    assert sorted(begun()) == ["bad sweep", "c"]
+    said = capsys.readouterr().out
+    assert "bad sweep: failed after" in said
+    assert "exit code 2: bad sweep says this last" in said
+    assert "left: bad sweep, never; the same command goes on" in said
+
+
+def test_of_a_job_that_fails_only_whole_parts_are_kept() -> None:
+    parts = job("runs", "0.json", "1.json", code=3, in_parts=True)
+    assert go(parts, job("sweep", "record.json", code=3)) == 3
+    assert sorted(path.name for path in Path("results").iterdir()) == ["0.json", "1.json"]
+    assert is_done(parts)
+
+
+def test_when_time_is_up_jobs_are_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    long = job("long", "0.json", "1.json", seconds=60, in_parts=True)
+    assert go(long, job("next"), minutes=4 / 60) == 3
+    assert [what for _, what, _ in noted()] == ["begins", "stopped"]
+    assert sorted(path.name for path in Path("results").iterdir()) == ["0.json"]
+    said = capsys.readouterr().out
+    assert "failed" not in said
+    assert "left: long, next" in said
+
+
+def test_a_signal_is_passed_on() -> None:
+    def stop_us() -> None:
+        while not begun():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_us).start()
+    assert go(job("long", seconds=60)) == 3
+    assert [what for _, what, _ in noted()] == ["begins", "stopped"]
+
+
+def test_a_job_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "ENDING_SECONDS", 0.2)
+    deaf = (sys.executable, "-c", FAKE.replace("signal.SIGTERM, stop", "signal.SIGTERM, signal.SIG_IGN"))
+    started = time.monotonic()
+    assert Campaign([job("long", seconds=60)], 1, 1 / 60, deaf).run() == 3
+    assert time.monotonic() - started < 30
+
+
+def test_kept_files_are_brought_to_where_a_job_looks_for_them() -> None:
+    Path("results").mkdir()
+    Path("results/run-0.json").write_text("kept")
+    Path("results/run-1.json").write_text("kept")
+    copy({Path("results/run-*.json"): Path("work/run-*.json"), Path("results/not-there.json"): Path("work/x.json")})
+    assert sorted(path.name for path in Path("work").iterdir()) == ["run-0.json", "run-1.json"]
+    copy({Path("results/run-0.json"): Path("work/other.json")})
+    assert Path("work/other.json").read_text() == "kept"
+
+
+def test_jobs_are_chosen_by_name() -> None:
+    sweep, runs, other = job("ptb/sweep"), job("ptb/runs", after=("ptb/sweep",)), job("webmix")
+    every = [sweep, runs, other]
+    assert chosen_of(every, []) == every
+    assert chosen_of(every, ["ptb*"]) == [sweep, runs]
+    with pytest.raises(UserError, match="there is no job 'wikitext'; --list names them"):
+        chosen_of(every, ["wikitext"])
+    with pytest.raises(UserError, match="'ptb/runs' needs 'ptb/sweep', which is not done; name it too"):
+        chosen_of(every, ["ptb/runs"])
+    assert go(sweep) == 0
+    assert chosen_of(every, ["ptb/runs"]) == [runs]
+
+
+def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
+    """With the real commands, small."""
+    corpus = write_corpus(tmp_path / "corpus")
+    configs = override_files(tmp_path / "configs", corpus)
+    everyone, of_row = configs[1], str(tmp_path / "configs" / "ar-grc.json")
+    small = json.loads(Path(everyone).read_text()) | json.loads(Path(of_row).read_text())["config"]
+    Path("small.json").write_text(json.dumps(small))
+    space = ("--space", "train.learning_rate=1e-3:1e-2:log")
+    record = Path("results/sweeps/text/text-ar-grc.json")
+    name = "text-ar-grc-0.json"
+    every = [
+        Job(
+            name="text/ar-grc/sweep",
+            command=("sweep", "text-ar-grc", "--config", "small.json", "--trials", "1", *space),
+            keeps={Path("sweeps/text-ar-grc/sweep.json"): record},
+        ),
+        Job(
+            name="text/ar-grc",
+            command=("reproduce", "text", "--models", "ar-grc", "--seeds", "0", "--config", str(record), "--untimed"),
+            keeps={Path("studies/text/results") / name: Path("results/text") / name},
+            after=("text/ar-grc/sweep",),
+        ),
+    ]
+    assert Campaign(every, 2, None).run() == 0, [log.read_text() for log in campaign.LOGS.iterdir()]
+    result = read_result(Path("results/text") / name)
+    assert isinstance(result, RunResult)
+    best = json.loads(record.read_text())["best"]
+    assert result.config.train.learning_rate == best["params"]["train.learning_rate"]
+    assert result.valid_loss == best["loss"]
+
+
+def test_the_program_lists_and_refuses() -> None:
+    program = [sys.executable, str(Path(campaign.__file__))]
+    listed = subprocess.run([*program, "--list", "wikitext2/*"], capture_output=True, text=True, check=True)
+    assert "done  wikitext2/ar-grc" in listed.stdout.splitlines()
+    for arguments, said in (
+        (["--list", "nothing"], "there is no job 'nothing'"),
+        (["--lanes", "0"], "--lanes must be at least 1"),
+    ):
+        refused = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
