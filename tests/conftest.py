@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from logdepth.scanning.plan_cache import PLANS
 from tests.tiny_corpus import write_corpus
 
 if not torch.cuda.is_available():
@@ -27,6 +28,12 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def own_plans() -> None:
+    """A plan that another test has made may hide what goes wrong when it is made."""
+    PLANS.clear()
 
 
 @pytest.fixture(autouse=True)

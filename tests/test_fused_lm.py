@@ -43,9 +43,9 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
-def plain_and_fused(config: ScanLMConfig = SMALL, vocab: int = VOCAB) -> tuple[ScanLM, ScanLM]:
+def plain_and_fused(config: ScanLMConfig = SMALL, vocab: int = VOCAB, shaken_by: float = 0.2) -> tuple[ScanLM, ScanLM]:
     plain = config.build(vocab)
-    shaken(plain)
+    shaken(plain, shaken_by)
     fused = copy.deepcopy(plain.to(DEVICE))
     assert fused.accelerate() is None
     assert fused.fused
@@ -96,19 +96,26 @@ def test_logits_and_steps_are_the_plain_models(config: ScanLMConfig) -> None:
     torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["paper", "ldru"])
-def test_low_precision(name: str) -> None:
-    """As far from float32 as the plain model is in low precision, or nearer."""
-    plain, fused = plain_and_fused(CONFIGS[name])
+@pytest.mark.parametrize("operator", [GRCConfig, MLPLDRUConfig])
+def test_low_precision(operator: type[GRCConfig | MLPLDRUConfig]) -> None:
+    config = ScanLMConfig(embed_width=16, operator=operator(width=16))
+    plain, fused = plain_and_fused(config, shaken_by=0.05)
     tokens, targets = tokens_of(2, 5), tokens_of(2, 5)
     expected = learnt(plain, tokens, targets)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
     assert all(one.dtype == torch.float32 for one in actual.gradients)
+    assert_as_near(actual, plain_low, expected)
+
+
+def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome) -> None:
+    """About as far from float32 as the plain model in low precision, where that is near enough to mean something."""
     torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
-    assert distance(actual.gradients, expected.gradients) < max(
-        0.1, 2 * distance(plain_low.gradients, expected.gradients)
-    )
+    least = distance(plain_low.gradients, expected.gradients)
+    assert least < 0.1
+    assert distance(actual.gradients, expected.gradients) < max(5e-2, 1.5 * least)
+    for one, other in zip(actual.gradients, expected.gradients, strict=True):
+        assert distance([one], [other]) < 0.3
 
 
 def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -297,25 +304,20 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
 @pytest.mark.parametrize("vocab", [300, 5000], ids=["fewer-words-than-tokens", "more"])
 @pytest.mark.parametrize("width", [64, 512])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("operator", [GRCConfig, MLPLDRUConfig])
+@pytest.mark.parametrize(
+    # Rounding grows with the depth of a tree where no norm ends a merge, as in the down-sweep of an MLP-LDRU.
+    ("operator", "shape"),
+    [(GRCConfig, (2, 700)), (MLPLDRUConfig, (100, 14))],
+)
 def test_low_precision_on_a_gpu(
-    operator: type[GRCConfig | MLPLDRUConfig], width: int, vocab: int, recompute: bool
+    operator: type[GRCConfig | MLPLDRUConfig], shape: tuple[int, int], width: int, vocab: int, recompute: bool
 ) -> None:
-    """2 · 700 tokens in bfloat16 against float32, from which an MLP-LDRU, by normalising small numbers, is far off.
-
-    And somewhat farther than autocast, where states behind a LayerNorm are float32.
-    """
     config = ScanLMConfig(embed_width=width, operator=operator(width=width), recompute=recompute)
-    plain = config.build(vocab).cuda()
-    fused = copy.deepcopy(plain)
-    assert fused.accelerate() is None
-    tokens, targets = tokens_of(2, 700, vocab=vocab), tokens_of(2, 700, vocab=vocab)
+    plain, fused = plain_and_fused(config, vocab, shaken_by=0.01)
+    tokens, targets = tokens_of(*shape, vocab=vocab), tokens_of(*shape, vocab=vocab)
     with torch.autocast("cuda", torch.bfloat16):
         actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
-    expected = learnt(plain, tokens, targets)
-    torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
-    least = 1.5 * distance(plain_low.gradients, expected.gradients)
-    assert distance(actual.gradients, expected.gradients) < max(5e-2, least)
+    assert_as_near(actual, plain_low, learnt(plain, tokens, targets))
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         logits, logits_low = (one.eval()(tokens) for one in (fused, plain))
     with torch.no_grad():

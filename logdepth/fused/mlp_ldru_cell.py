@@ -57,11 +57,11 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
     def __init__(self, settings: MLPLDRUSettings, weights: Sequence[Tensor], seed: Tensor) -> None:
         self.settings, self.weights = settings, MLPLDRUWeights(*weights)
         low = self.weights.out.dtype
-        # In float32, so that what is rounded is M, once.
         self.out, self.values = self.weights.out.float(), torch.cat([self.weights.left, self.weights.right], 1).float()
         self.values_bias = self.weights.left_bias.float() + self.weights.right_bias.float()
-        self.mix = (self.out @ self.values).to(low)
-        self.mix_bias = torch.addmv(self.weights.out_bias.float(), self.out, self.values_bias).to(low)
+        with self._in_float32():
+            self.mix = (self.out @ self.values).to(low)
+            self.mix_bias = torch.addmv(self.weights.out_bias.float(), self.out, self.values_bias).to(low)
         self.undropped: dict[str, Any] = {"first": 0, "rate": 0.0, "seed": seed}
         self.activation: dict[str, Any] = {"activation": settings.activation, "site": 0, **self.undropped}
 
@@ -155,7 +155,12 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
         if mix is None:
             return (None,) * 6
         whole = column_sums(grad)
-        left, right = (self.out.t() @ mix).chunk(2, dim=1)
-        out = torch.addmm(torch.outer(whole, self.values_bias), mix, self.values.t())
-        bias = self.out.t() @ whole
+        with self._in_float32():
+            left, right = (self.out.t() @ mix).chunk(2, dim=1)
+            out = torch.addmm(torch.outer(whole, self.values_bias), mix, self.values.t())
+            bias = self.out.t() @ whole
         return left, bias, right, bias.clone(), out, whole
+
+    def _in_float32(self) -> torch.autocast:
+        """Products of weights, few and small, are not to be rounded on the way."""
+        return torch.autocast(self.out.device.type, enabled=False)

@@ -58,9 +58,11 @@ def _no_cell(operator: Operator | OperatorPair) -> str | None:
     up, down = operator if isinstance(operator, tuple) else (operator, operator)
     inner = up.operator if type(up) is PostMerge else up
     cell = CELLS.get(type(inner))  # type: ignore[arg-type]
-    if cell is None or (down is not up and down is not inner):
+    if cell is None:
         names = " and ".join(one.__name__ for one in CELLS)
         return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
+    if down is not up and down is not inner:
+        return "there are fused kernels where both sweeps have one operator, the up-sweep's with a PostMerge at most"
     return cell.refusal(inner)
 
 

@@ -57,7 +57,8 @@ def program_of(plan: Plan, num_edges: int, device: torch.device) -> Program:
     """The program of a plan, made once and kept with it."""
     program: Program | None = plan.derived.get("program")
     if program is None:
-        program = _program(plan, num_edges, device)
+        with torch.inference_mode(False):  # a later pass may have a backward one, which keeps some of its tensors
+            program = _program(plan, num_edges, device)
         tensors = (program.left, program.right, program.outputs, program.blocks, program.prefixes)
         PLANS.keep_with(plan, "program", program, nbytes=sum(one.nbytes for one in tensors))
     return program
