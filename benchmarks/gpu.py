@@ -16,10 +16,11 @@ import datetime
 import importlib.metadata
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no GPU here; try --smoke, which rehearses on the CPU")
-    names = arguments.parts.split(",")
+    names = list(dict.fromkeys(arguments.parts.split(",")))
     for name in names:
         if name not in PARTS:
             raise UserError(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
@@ -57,14 +58,20 @@ def main() -> None:
         report = _gone_on_with(out, report)
     before = report["seconds"]
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that processes of parts are ended too
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
-        # What is not rehearsed comes first: one part measures how a process starts, and wants the machine for itself.
+
+        def start(name: str) -> PartProcess:
+            process = PartProcess(name, Path(folder), arguments.smoke)
+            ending.callback(process.end)
+            return process
+
+        # What is not rehearsed comes first, each started in its turn: one measures how a process starts.
         for rehearsed in (False, True):
             group = [name for name in names if PARTS[name].rehearsed == rehearsed]
-            processes = [PartProcess(name, Path(folder), arguments.smoke) for name in group]
-            for one in processes:
-                ending.callback(one.end)
+            processes: Iterable[PartProcess] = map(start, group)
             if rehearsed and group:
+                processes = list(processes)  # they import beside the rehearsals
                 rehearse(group, Path(folder), arguments.smoke)
             for one in processes:
                 print(f"{one.name}:", flush=True)

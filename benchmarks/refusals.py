@@ -1,4 +1,4 @@
-"""A benchmark as a program that refuses as the command line does: one line, exit code 2."""
+"""A script as a program that ends as the command line does: a mistake is one line and exit code 2."""
 
 import sys
 from collections.abc import Callable
@@ -12,3 +12,6 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

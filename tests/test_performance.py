@@ -4,8 +4,11 @@ import dataclasses
 import importlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -260,10 +263,24 @@ def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "No such file" in part["message"]
 
 
-def test_a_rehearsal_leaves_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_leaves_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     done = PartProcess("large", tmp_path, smoke=True, rehearsal=True).run(60.0)
     assert (done["status"], done["results"]) == ("done", [])
+    assert capfd.readouterr().out == ""
+
+
+def test_what_a_rehearsal_could_not_compile_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> dict[str, Any]:
+        raise MemoryError("no room")
+
+    bench = Bench(smoke(), torch.device("cpu"), None, seconds=60)
+    bench.attempt(fail, model="a")
+    bench.attempt(lambda: {"milliseconds": 1.0}, model="b")
+    assert capsys.readouterr().out == "  not compiled before: model a, failed MemoryError: no room\n"
+    assert bench.results == []
 
 
 def test_a_rehearsal_that_takes_too_long_is_ended(
@@ -271,7 +288,29 @@ def test_a_rehearsal_that_takes_too_long_is_ended(
 ) -> None:
     monkeypatch.setattr(parts, "REHEARSAL_SECONDS", 0.1)
     rehearse(["large", "decoding"], tmp_path, smoke=True)
-    assert capsys.readouterr().out == "compiled in 0 s\n"
+    assert re.fullmatch(r"compiled in \d+ s\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_process_outlives_the_benchmark(number: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--parts", "large,decoding"]
+    benchmark = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while len(_children(benchmark.pid)) < 4:  # two parts, and their rehearsals
+        assert benchmark.poll() is None
+        time.sleep(0.1)
+    children = _children(benchmark.pid)
+    benchmark.send_signal(number)
+    said = benchmark.communicate(timeout=60)[1]
+    assert benchmark.returncode == 128 + number
+    assert "Traceback" not in said
+    assert not [child for child in children if Path(f"/proc/{child}").exists()], said
+    assert list(tmp_path.iterdir()) == []
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class Bench:
     def record(self, result: Result) -> None:
         """Keeps a result, on disk too: what comes later may fail or take too long."""
         if self.out is None:
+            if "failed" in result:
+                print(f"  not compiled before: {in_one_line(result)}", flush=True)
             return
         self.results.append(result)
         write_json(self.out, self.results)

@@ -5,8 +5,11 @@ once, untimed, what will be measured: what they compiled is in the caches that p
 is left.
 """
 
+import contextlib
 import datetime
 import importlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +35,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "rates": Part("benchmarks.speed.rates", "measure", 25, rehearsed=False),
+    "rates": Part("benchmarks.speed.rates", "measure", 35, rehearsed=False),
     "startup": Part("benchmarks.speed.startup", "measure", 50, rehearsed=False),
     "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsed=True),
     "training": Part("benchmarks.speed.training", "measure", 140, rehearsed=True),
@@ -51,8 +54,12 @@ def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> 
 
     With no file for results it is a rehearsal.
     """
+    import torch._inductor.config as compiler
+
     from benchmarks.speed.bench import Bench
 
+    # Else a part would use the kernels that were fastest in a rehearsal, while others had the GPU too.
+    compiler.autotune_local_cache = False
     part = PARTS[name]
     measure = getattr(importlib.import_module(part.module), part.function)
     size = sizes.smoke() if smoke else sizes.full()
@@ -69,14 +76,16 @@ class PartProcess:
     """A part's process: it imports what it needs, and waits for its turn."""
 
     def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsal: bool = False) -> None:
-        self.name = name
+        self.name, self.rehearsal = name, rehearsal
         self.results = folder / f"{name}.json"
         self.errors = folder / f"{name}{'-rehearsal' if rehearsal else ''}.errors"
         command = [sys.executable, str(Path(__file__).parents[1] / "gpu.py"), "--part", name]
         command += [] if rehearsal else ["--out", str(self.results)]
         command += ["--smoke"] if smoke else []
         with self.errors.open("w") as stream:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stream, text=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=stream, text=True, start_new_session=True
+            )
 
     def run(self, seconds: float) -> dict[str, Any]:
         """What the part measures in its turn."""
@@ -97,13 +106,18 @@ class PartProcess:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "message": message,
             "seconds": round(time.monotonic() - started, 1),
-            "clocks": clocks(),
+            "clocks": None if self.rehearsal else clocks(),
             "results": read_json(self.results) if self.results.exists() else [],
         }
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        """With whatever it has started: compilers, say."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
 
 
 def rehearse(names: Sequence[str], folder: Path, smoke: bool) -> None:
@@ -111,8 +125,12 @@ def rehearse(names: Sequence[str], folder: Path, smoke: bool) -> None:
     started = time.monotonic()
     processes = [PartProcess(name, folder, smoke, rehearsal=True) for name in names]
     with ThreadPoolExecutor(max_workers=len(processes)) as threads:
-        for _ in threads.map(lambda one: one.run(REHEARSAL_SECONDS), processes):
-            pass
+        try:
+            for _ in threads.map(lambda one: one.run(REHEARSAL_SECONDS), processes):
+                pass
+        finally:  # an interruption need not wait for them
+            for one in processes:
+                one.end()
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
 
 
