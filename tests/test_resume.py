@@ -226,6 +226,32 @@ def test_checkpoints_between_validations_change_nothing(
     same_files(tmp_path / "odd", tmp_path / "odd and often")
 
 
+def test_short_epochs_do_without_some_checkpoints(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill then loses validations, and weights that were the best by then; they are made again."""
+    train(run_config(corpus), tmp_path / "whole")
+    saves: list[int] = []
+    original, step = Trainer._save, Trainer._step
+    monkeypatch.setattr("logdepth.train.loop.CHECKPOINT_SHARE", 1e-9)
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+
+    def killed(self: Trainer) -> None:
+        if self.standing.step == 20:
+            raise KeyboardInterrupt
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(run_config(corpus), tmp_path / "parts")
+    assert saves == [8]
+    assert [line["step"] for line in measured(tmp_path / "parts") if line["kind"] == "valid"] == [8, 16]
+    resume(tmp_path / "parts")
+    assert saves == [8, 16, 24], "the first of a process, and the last"
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_weights_that_explode_before_a_validation_are_not_saved(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="after step 1 the validation loss was nan: training diverged"):
         train(run_config(corpus, max_steps=1, learning_rate=1e38), tmp_path)

@@ -43,7 +43,7 @@ class TrainConfig:
     clip: float = 1.0
     """Norm to which gradients are clipped."""
     evaluate_every: int | None = None
-    """Steps between validations and checkpoints; by default one epoch."""
+    """Steps between validations; by default one epoch."""
     patience: int = 10
     """Validations without a better loss after which training stops."""
     log_every: int = 10

@@ -37,6 +37,8 @@ from logdepth.train.trackers import open_trackers
 from logdepth.train.watch import Watch
 
 VERSION = 1
+CHECKPOINT_SHARE = 0.05
+"""Of the time may go into checkpoints at validations: short epochs do without some of them."""
 Reason = Literal["all steps done", "no better validation loss"]
 
 
@@ -124,7 +126,7 @@ class Trainer:
         if standing.finished:
             return standing
         self.trackers = open_trackers(self.config, self.folder.path, standing.step)
-        self.saved_at = time.monotonic()
+        self.saved_at, self.save_seconds = time.monotonic(), 0.0
         self.started = self.saved_at - standing.seconds
         with (
             contextlib.ExitStack() as stack,
@@ -284,7 +286,9 @@ class Trainer:
         self._report(result, better)
         if better:
             self.folder.save_weights("best", self.model, standing.step)
-        self._save()
+        since = time.monotonic() - self.saved_at
+        if standing.finished or CHECKPOINT_SHARE * since >= self.save_seconds:
+            self._save()
         self.watch.validated(standing.step, result.loss, over=standing.finished is not None)
         self.logged_at, self.timed_steps = time.monotonic(), 0
 
@@ -324,7 +328,8 @@ class Trainer:
     def _save(self) -> None:
         """A checkpoint, unless the steps since the last were not good."""
         self._look()
-        self.standing.seconds = time.monotonic() - self.started
+        begun = time.monotonic()
+        self.standing.seconds = begun - self.started
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         moments = optimizer_tensors(self.model, self.optimizer)
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
@@ -332,6 +337,7 @@ class Trainer:
         # Last, for it says what is done: a kill before it makes the rest again.
         save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - begun
 
     def _restore(self) -> None:
         tensors, record = load_tensors(self.folder.checkpoint)
