@@ -50,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.lanes < 1 or (given.minutes is not None and not given.minutes > 0):
         raise UserError("--lanes must be at least 1, and --minutes above 0")
-    data = given.data_dir or Path(os.environ.get("LOGDEPTH_DATA", "data"))
+    data = from_the_project(given.data_dir or Path(os.environ.get("LOGDEPTH_DATA", "data")))
     os.environ["LOGDEPTH_DATA"] = str(data)
     os.chdir(ROOT)
     chosen = chosen_of(jobs(data), given.names)
@@ -62,6 +62,11 @@ def main() -> None:
         raise UserError("no GPU here, and days of work without one; --list says what there is to do")
     with alone(LOGS, "another process runs experiments here"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
+
+
+def from_the_project(path: Path) -> Path:
+    """A path as it is typed in the project's folder: commands are kept with results, and are of no one machine."""
+    return Path(os.path.relpath(path, ROOT))
 
 
 def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:

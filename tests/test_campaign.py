@@ -13,7 +13,7 @@ import pytest
 
 from experiments import run as campaign
 from experiments.plan import Job
-from experiments.run import Campaign, chosen_of, copy, is_done
+from experiments.run import Campaign, chosen_of, copy, from_the_project, is_done
 from logdepth.errors import UserError
 from logdepth.results import RunResult, read_result
 from tests.tiny_corpus import write_corpus
@@ -202,6 +202,12 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
     best = json.loads(record.read_text())["best"]
     assert result.config.train.learning_rate == best["params"]["train.learning_rate"]
     assert result.valid_loss == best["loss"]
+
+
+def test_corpora_are_named_as_seen_from_the_project() -> None:
+    assert from_the_project(campaign.ROOT / "data") == Path("data")
+    assert from_the_project(campaign.ROOT.parent / "data") == Path("../data")
+    assert (campaign.ROOT / from_the_project(Path("corpora"))).resolve() == Path("corpora").resolve()
 
 
 def test_the_program_lists_and_refuses() -> None:
