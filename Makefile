@@ -18,7 +18,7 @@ demo: $(DEMO_STAMP) ## the paper's experiment, small, on Python's own documentat
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[report]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[report,sweep]'
 	touch $(DEMO_STAMP)
 
 install: $(STAMP) ## make .venv with the package and everything its checks need

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
-from benchmarks import refusals
+from benchmarks import program
 from logdepth.atomic import write_json
 from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    refusals.run(main)
+    program.run(main)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # runs uninstalled too
 
 import torch
 
-from benchmarks import refusals
+from benchmarks import program
 from benchmarks.speed import bars
 from benchmarks.speed.parts import PARTS, PartProcess, clocks, rehearse, run_part
 from logdepth.atomic import read_json, write_json
@@ -181,4 +181,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    refusals.run(main)
+    program.run(main)

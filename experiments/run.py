@@ -1,8 +1,8 @@
 """Does every study of docs/results.md that results/ does not hold yet, several at a time, and keeps what comes out.
 
-    python experiments/run.py --list                       # what is done, what is left, and its commands
-    python experiments/run.py --lanes 3                    # all that is left; hours on one GPU
-    python experiments/run.py 'ptb*' --lanes 4 --minutes 9 # some of it, until time is up
+    python experiments/run.py --list                        # what is done, what is left, and every command
+    python experiments/run.py --lanes 3                     # all that is left; hours on one GPU
+    python experiments/run.py ptb ptb-1k --minutes 120      # some of it, until time is up
 
 Stop it whenever you like: the same command goes on. Exit code 3: something is left, or failed. Runs and sweeps are in
 studies/ and sweeps/, their output in studies/logs/. Then `make results` shows what is new. plan.py has the jobs.
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +28,7 @@ sys.path.insert(0, str(ROOT))  # runs uninstalled too
 
 import torch
 
-from benchmarks import refusals
+from benchmarks import program
 from experiments.plan import Job, jobs
 from logdepth.atomic import alone, replacing
 from logdepth.errors import UserError
@@ -42,7 +43,12 @@ LEFT = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="jobs, such as ptb/ar-grc or 'ptb*' (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a study, as ptb, or a job of it, as ptb/ar-grc; * stands for anything (default: all)",
+    )
     parser.add_argument("--list", action="store_true", help="only say what is done and what is left")
     parser.add_argument("--lanes", type=int, default=1, help="jobs at a time (default: %(default)s)")
     parser.add_argument("--minutes", type=float, help="after which to stop, with everything saved")
@@ -53,13 +59,15 @@ def main() -> None:
     data = from_the_project(given.data_dir or Path(os.environ.get("LOGDEPTH_DATA", "data")))
     os.environ["LOGDEPTH_DATA"] = str(data)
     os.chdir(ROOT)
-    chosen = chosen_of(jobs(data), given.names)
+    every = jobs(data)
+    chosen = chosen_of(every, given.names)
     if given.list:
         for job in chosen:
-            print(f"done  {job.name}" if is_done(job) else f"left  {job.name}\n      {typed(job)}")
+            print(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}")
         return
     if not torch.cuda.is_available():
-        raise UserError("no GPU here, and days of work without one; --list says what there is to do")
+        raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")
+    refuse_without_what_it_reads(chosen, every)
     with alone(LOGS, "another process runs experiments here"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
 
@@ -70,17 +78,24 @@ def from_the_project(path: Path) -> Path:
 
 
 def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
-    """Jobs by their names; one that reads what another would first have to make needs it beside it."""
-    names = {job.name: job for job in every}
+    """Jobs by their names, or by their study's."""
+
+    def matches(job: Job, pattern: str) -> bool:
+        return any(fnmatch.fnmatch(job.name, one) for one in (pattern, f"{pattern}/*"))
+
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise UserError(f"there is no job '{pattern}'; --list names them")
-    chosen = [job for job in every if not patterns or any(fnmatch.fnmatch(job.name, one) for one in patterns)]
+        if not any(matches(job, pattern) for job in every):
+            raise UserError(f"there is no job '{pattern}'; `python experiments/run.py --list` names them")
+    return [job for job in every if not patterns or any(matches(job, pattern) for pattern in patterns)]
+
+
+def refuse_without_what_it_reads(chosen: Sequence[Job], every: Sequence[Job]) -> None:
+    """A job that reads what another would first have to make needs that one beside it."""
+    names = {job.name: job for job in every}
     for job in chosen:
         for other in job.after:
             if not is_done(job) and names[other] not in chosen and not is_done(names[other]):
                 raise UserError(f"'{job.name}' needs '{other}', which is not done; name it too")
-    return chosen
 
 
 def is_done(job: Job) -> bool:
@@ -115,10 +130,10 @@ class Running:
 class Campaign:
     """Jobs in order, so many at a time, until all are done or time is up."""
 
-    def __init__(self, chosen: Sequence[Job], lanes: int, minutes: float | None, program: Sequence[str] = ()) -> None:
+    def __init__(self, chosen: Sequence[Job], lanes: int, minutes: float | None, command: Sequence[str] = ()) -> None:
         self.waiting = [job for job in chosen if not is_done(job)]
         self.all, self.lanes = chosen, lanes
-        self.program = program or (sys.executable, "-m", "logdepth")
+        self.command = command or (sys.executable, "-m", "logdepth")
         self.started = time.monotonic()
         self.deadline = None if minutes is None else self.started + 60 * minutes
         self.running: list[Running] = []
@@ -127,7 +142,8 @@ class Campaign:
 
     def run(self) -> int:
         print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are done already", flush=True)
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        before = {number: signal.signal(number, self._stop) for number in signals}
         try:
             said = self.started
             while not self.stopping and (self.running or self._startable()):
@@ -164,22 +180,26 @@ class Campaign:
             copy(job.starts_from)
             log = LOGS / f"{job.name.replace('/', '-')}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("wb") as output:
+            with log.open("ab") as output:
                 process = subprocess.Popen(
-                    [*self.program, *job.command],
+                    [*self.command, *job.command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is ours to pass on
+                    preexec_fn=partial(program.signal_when_parent_ends, signal.SIGTERM),
                 )
             self.running.append(Running(job=job, process=process, log=log, started=time.monotonic()))
             self._say(f"{job.name}: {typed(job)}")
 
     def _look(self) -> None:
+        for one in self.running:
+            if one.job.in_parts:
+                copy({written: kept for written, kept in one.job.keeps.items() if not kept.exists()})
         for one in [one for one in self.running if one.process.poll() is not None]:
             self.running.remove(one)
             code = one.process.returncode
-            if code == 0 or one.job.in_parts:
+            if code == 0:
                 copy(one.job.keeps)
             took = in_words(time.monotonic() - one.started)
             if is_done(one.job):
@@ -220,4 +240,4 @@ class Campaign:
 
 
 if __name__ == "__main__":
-    refusals.run(main)
+    program.run(main)

@@ -139,14 +139,18 @@ def recipe(name: str) -> RunConfig:
     return RECIPES[name]()
 
 
-def changes_in(file: Path) -> Any:
+def changes_in(file: Path) -> dict[str, Any]:
     """What a file for --config says: of a sweep, its best; the config.json of a run, a result file or one's own."""
     said: Any = read_json(file)
-    if isinstance(said, dict) and {"best", "trials"} <= said.keys():
-        if said.get("best_config") is None:
-            raise UserError(f"{file} is the record of a sweep that has no complete trial yet; go on with that sweep")
-        return {"recipe": said["recipe"], "config": said["best_config"]}
-    return said
+    if not isinstance(said, dict):
+        raise UserError(f"{file}: expected a mapping of fields of a run's config")
+    if not said.keys() & {"best", "best_config", "trials", "space"}:
+        return said
+    if not isinstance(said.get("recipe"), str) or not {"best", "best_config"} <= said.keys():
+        raise UserError(f"{file} is a damaged record of a sweep, or one of an older logdepth; use its best.json")
+    if said["best"] is None:
+        raise UserError(f"{file} is the record of a sweep that has no complete trial yet; go on with that sweep")
+    return {"recipe": said["recipe"], "config": said["best_config"]}
 
 
 def parameters_of(config: RunConfig) -> int:

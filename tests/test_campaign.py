@@ -13,7 +13,7 @@ import pytest
 
 from experiments import run as campaign
 from experiments.plan import Job
-from experiments.run import Campaign, chosen_of, copy, from_the_project, is_done
+from experiments.run import Campaign, chosen_of, copy, from_the_project, is_done, refuse_without_what_it_reads
 from logdepth.errors import UserError
 from logdepth.results import RunResult, read_result
 from tests.tiny_corpus import write_corpus
@@ -131,15 +131,34 @@ def test_when_time_is_up_jobs_are_asked_to_stop(capsys: pytest.CaptureFixture[st
     assert "left: long, next" in said
 
 
-def test_a_signal_is_passed_on() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on(number: int) -> None:
     def stop_us() -> None:
         while not begun():
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=stop_us).start()
     assert go(job("long", seconds=60)) == 3
     assert [what for _, what, _ in noted()] == ["begins", "stopped"]
+
+
+def test_a_program_that_is_killed_stops_its_jobs_in_good_order() -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(campaign.ROOT)!r})
+from tests.test_campaign import go, job
+go(job("long", seconds=60))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL) as killed:
+        while not begun():
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    end = time.monotonic() + 60
+    while [what for _, what, _ in noted()] != ["begins", "stopped"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_job_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +183,15 @@ def test_jobs_are_chosen_by_name() -> None:
     sweep, runs, other = job("ptb/sweep"), job("ptb/runs", after=("ptb/sweep",)), job("webmix")
     every = [sweep, runs, other]
     assert chosen_of(every, []) == every
-    assert chosen_of(every, ["ptb*"]) == [sweep, runs]
-    with pytest.raises(UserError, match="there is no job 'wikitext'; --list names them"):
+    assert chosen_of(every, ["ptb"]) == chosen_of(every, ["p*/*"]) == [sweep, runs]
+    assert chosen_of(every, ["ptb/runs", "webmix"]) == [runs, other]
+    with pytest.raises(UserError, match=r"there is no job 'wikitext'; .*--list` names them"):
         chosen_of(every, ["wikitext"])
     with pytest.raises(UserError, match="'ptb/runs' needs 'ptb/sweep', which is not done; name it too"):
-        chosen_of(every, ["ptb/runs"])
+        refuse_without_what_it_reads([runs], every)
+    refuse_without_what_it_reads([sweep, runs], every)
     assert go(sweep) == 0
-    assert chosen_of(every, ["ptb/runs"]) == [runs]
+    refuse_without_what_it_reads([runs], every)
 
 
 def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
@@ -212,8 +233,8 @@ def test_corpora_are_named_as_seen_from_the_project() -> None:
 
 def test_the_program_lists_and_refuses() -> None:
     program = [sys.executable, str(Path(campaign.__file__))]
-    listed = subprocess.run([*program, "--list", "wikitext2/*"], capture_output=True, text=True, check=True)
-    assert "done  wikitext2/ar-grc" in listed.stdout.splitlines()
+    listed = subprocess.run([*program, "--list", "wikitext2"], capture_output=True, text=True, check=True)
+    assert "done  wikitext2/ar-grc\n      logdepth reproduce wikitext2 --models ar-grc " in listed.stdout
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),

@@ -277,6 +277,13 @@ def test_folders_with_another_config_are_refused(
     assert "config.json" in refused(capsys, "evaluate", str(tmp_path))
 
 
+def test_a_list_is_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    for command in (["train"], ["train", "pydocs-ar-grc"], ["sweep", "pydocs-ar-grc"], ["reproduce", "pydocs"]):
+        line = refused(capsys, *command, "--config", str(tmp_path / "list.json"))
+        assert "list.json: expected a mapping of fields of a run's config" in line
+
+
 def test_training_that_explodes_is_one_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--data.paths", str(corpus), "--out", str(tmp_path / "run")]
     capsys.readouterr()

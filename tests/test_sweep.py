@@ -150,6 +150,7 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     complete = [row for row in record["trials"] if row["state"] == "complete"]
     best = min(complete, key=lambda row: row["loss"])
     assert record["best"] == best
+    assert record["command"].startswith("logdepth")
     with (out / "trials.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in table] == [row["loss"] for row in record["trials"]]
@@ -173,6 +174,24 @@ def test_a_sweep_without_a_best_is_no_config(tmp_path: Path, capsys: pytest.Capt
         assert "sweep.json is the record of a sweep that has no complete trial yet" in refused(
             capsys, *command, "--config", str(file)
         )
+
+
+@pytest.mark.parametrize("lost", ["recipe", "best", "best_config"])
+def test_a_damaged_record_is_no_config(lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"recipe": RECIPE, "best": {"loss": 3.0}, "best_config": {}, "trials": [], "space": {}}
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({name: value for name, value in record.items() if name != lost}))
+    for command in (["train"], ["train", RECIPE], ["reproduce", "pydocs"]):
+        assert "sweep.json is a damaged record of a sweep" in refused(capsys, *command, "--config", str(file))
+
+
+def test_what_suits_another_corpus_is_used_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"recipe": "ptb-ar-grc", "config": {"train": {"device": "no such"}}}))
+    assert main(["train", RECIPE, "--config", str(file)]) == 2
+    assert f"{file} is for 'ptb-ar-grc'" in capsys.readouterr().err
+    assert main(["train", "--config", str(file)]) == 2
+    assert "is for 'ptb-ar-grc'" not in capsys.readouterr().err
 
 
 def test_best_json_names_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

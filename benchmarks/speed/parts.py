@@ -6,7 +6,6 @@ is left.
 """
 
 import contextlib
-import ctypes
 import datetime
 import importlib
 import os
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.program import signal_when_parent_ends
 from benchmarks.speed import sizes
 from logdepth.atomic import read_json
 
@@ -47,8 +47,6 @@ ENDING_SECONDS = 8.0
 """Of a part's seconds, kept for a measurement under way and for its process to end."""
 REHEARSAL_SECONDS = 150.0
 """After which a rehearsal is ended: what it has not compiled, the part will."""
-PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>."""
 CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
 
 
@@ -70,8 +68,7 @@ def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> 
         torch.set_num_threads(1)
     if out is None:
         size = replace(size, seconds=0.0, least_repeats=1, chunks=1)
-    if sys.platform == "linux":  # whatever ends the benchmark ends this process too; before, its input ends
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_when_parent_ends(signal.SIGKILL)  # until now the end of its input would have ended it
     end = float(sys.stdin.readline())
     seconds = end - time.monotonic() - ENDING_SECONDS  # importing may have taken some of them
     measure(Bench(size, device, out, seconds))

@@ -61,9 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
     changes = {} if file is None else changes_in(Path(file))
-    if name is None and isinstance(changes, dict) and isinstance(changes.get("recipe"), str):  # a sweep's best.json
+    if name is None and isinstance(changes.get("recipe"), str):  # a sweep's best.json
         name = changes["recipe"]
-    if name is None and isinstance(changes, dict) and "config" in changes:
+    if name is None and "config" in changes:
         config = from_dict(RunConfig, changes["config"], str(file))
         if value_of("--out", arguments) is None:
             raise UserError("where to? a run from a config.json needs --out")
@@ -78,12 +78,14 @@ def run(arguments: Sequence[str]) -> int:
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
 
 
-def changed(config: RunConfig, changes: Any, file: str) -> RunConfig:
+def changed(config: RunConfig, changes: dict[str, Any], file: str) -> RunConfig:
     """A recipe with the changes of a file, which may be that of a run or a sweep but not of another kind of model."""
-    if isinstance(changes, dict) and "config" in changes:
+    if "config" in changes:
         of_recipe = changes.get("recipe")
         if of_recipe in RECIPES and type(recipe(of_recipe).model) is not type(config.model):
             raise UserError(f"{file} is for the recipe '{of_recipe}', another kind of model than this recipe's")
+        if of_recipe in RECIPES and recipe(of_recipe).data.corpus != config.data.corpus:
+            print(f"{file} is for '{of_recipe}': what suits that corpus is used for another here", file=sys.stderr)
         changes = changes["config"]
     after = override(config, changes, file)
     if type(after.model) is not type(config.model):

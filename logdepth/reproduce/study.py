@@ -131,8 +131,6 @@ def _overridden(
     """
     for file in overrides:
         changes = changes_in(file)
-        if not isinstance(changes, dict):
-            raise UserError(f"{file}: expected a mapping of fields of a run's config")
         of_recipe = changes.get("recipe")
         fields = changes.get("config", {name: value for name, value in changes.items() if name != "recipe"})
         named = [row for row in rows if of_recipe in (None, f"{corpus}-{row}")]

@@ -28,6 +28,7 @@ from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import recipe
 from logdepth.runs import OF_THE_MACHINE, RunConfig, RunFolder, decisive
+from logdepth.runs.environment import typed_command
 from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, rows_of, write_tables
@@ -268,6 +269,7 @@ class Worker:
                 "config": to_dict(search.config),
                 "best": best,
                 "best_config": best_config,
+                "command": typed_command(),
                 "trials": rows,
             }
             write_tables(search.out, record)

@@ -9,6 +9,12 @@ from results_page.markdown import NOTHING
 
 def origins(kept: Kept) -> str:
     lines = [f"- *{label_of(name)}*, `results/{name}/`: {_origin(results)}" for name, results in kept.studies.items()]
+    lines += [
+        f"- `results/sweeps/{study}/{sweep['recipe']}.json`: `{sweep['command']}`."
+        for study, sweeps in kept.sweeps.items()
+        for sweep in sweeps.values()
+        if "command" in sweep
+    ]
     lines += [f"- `results/associativity/{name}.json`: `{command}`." for name, command in kept.commands.items()]
     return "\n".join(lines) or NOTHING
 

@@ -1,0 +1,27 @@
+"""A script as a program: a mistake is one line and exit code 2, as on the command line; and it ends with its parent."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+
+from logdepth.errors import UserError
+
+PR_SET_PDEATHSIG = 1
+"""Of <linux/prctl.h>."""
+
+
+def run(main: Callable[[], None]) -> None:
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def signal_when_parent_ends(number: int) -> None:
+    """From now on this process gets a signal when the one that started it ends, in whatever way. On Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
