@@ -193,14 +193,13 @@ class Campaign:
             self._say(f"{job.name}: {typed(job)}")
 
     def _look(self) -> None:
-        for one in self.running:
-            if one.job.in_parts:
+        for one in list(self.running):
+            code = one.process.poll()
+            if code == 0 or one.job.in_parts:
                 copy({written: kept for written, kept in one.job.keeps.items() if not kept.exists()})
-        for one in [one for one in self.running if one.process.poll() is not None]:
+            if code is None:
+                continue
             self.running.remove(one)
-            code = one.process.returncode
-            if code == 0:
-                copy(one.job.keeps)
             took = in_words(time.monotonic() - one.started)
             if is_done(one.job):
                 self._say(f"{one.job.name}: done in {took}")
