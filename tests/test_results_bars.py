@@ -82,7 +82,9 @@ def test_the_order_and_the_gap(tmp_path: Path) -> None:
     assert f"| {order} | shown |" in text
     assert "| webmix: +0.8000 (1.6000 and 0.8000) | waits for WikiText-2, paper's settings |" in text
     write_result(tmp_path / "wikitext2" / "a.json", a_run("wikitext2", "ar-grc", 0))  # without the other of the two
-    assert "| webmix: +0.8000 (1.6000 and 0.8000) | waits for WikiText-2, paper's settings |" in bars(read_kept(tmp_path))
+    assert "| webmix: +0.8000 (1.6000 and 0.8000) | waits for WikiText-2, paper's settings |" in bars(
+        read_kept(tmp_path)
+    )
 
 
 def test_two_folders_of_one_study_are_told_apart(tmp_path: Path) -> None:
