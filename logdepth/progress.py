@@ -47,6 +47,10 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def remark(self, line: str) -> None:
+        """A line that whoever asked for the work should know: something is not as they may think."""
+        self.say(line)
+
     def _line(self, note: str) -> None:
         self.last_line = time.monotonic()
         seconds = self.last_line - self.started
@@ -77,6 +81,9 @@ class Part:
 
     def say(self, line: str) -> None:
         self.whole.say(f"{self.label}: {line}")
+
+    def remark(self, line: str) -> None:
+        self.say(line)
 
 
 def in_words(seconds: float) -> str:

@@ -6,17 +6,26 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial
 
-from logdepth.progress import Part
+from logdepth.progress import Part, Progress
 from logdepth.runs import RunFolder
 from logdepth.sweep.heartbeat import Heartbeat
 from logdepth.train import Watch
 
 
 class QuietPart(Part):
-    """A trial's share of the sweep; what training says of itself is in its metrics."""
+    """A trial's share of the sweep; what training says of itself is in its metrics, remarks come once in all trials."""
+
+    def __init__(self, whole: Progress, label: str, total: float, share: float, remarks: set[str]) -> None:
+        super().__init__(whole, label, total, share)
+        self.remarks = remarks
 
     def say(self, line: str) -> None:
         pass
+
+    def remark(self, line: str) -> None:
+        if line not in self.remarks:
+            self.remarks.add(line)
+            super().say(line)
 
 
 PLACES = 20

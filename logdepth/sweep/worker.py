@@ -87,6 +87,8 @@ class Worker:
         self.search, self.study, self.name = search, study, name
         self.vigil = Vigil(search.out / "workers", search.grace)
         self.drawn_at = time.monotonic()
+        self.remarks: set[str] = set()
+        """Of trainings, said already."""
         self.left_out: str | None = None
         """What of the outcome is missing, and why."""
 
@@ -230,7 +232,8 @@ class Worker:
 
     def _part(self, origin: int) -> Callable[[int], Part]:
         """Where a trial tells how far it is, from its number of steps on."""
-        return lambda steps: QuietPart(self.progress, f"trial {origin}", steps, 100 / self.search.trials)
+        share = 100 / self.search.trials
+        return lambda steps: QuietPart(self.progress, f"trial {origin}", steps, share, self.remarks)
 
     def _tidy(self, folder: RunFolder) -> None:
         """Removes what only a run that goes on needs."""

@@ -112,7 +112,7 @@ class Trainer:
                 self._gradients_and_update,
                 clone=True,  # losses are looked at many steps later
                 changes=self.model.parameters(),
-                say=lambda line: self.progress.say(line),
+                say=lambda line: self.progress.remark(line),
             )
         elif accelerate:
             self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
@@ -163,12 +163,12 @@ class Trainer:
             f"{info.corpus}, {info.tokens:,} tokens; {self.total_steps:,} steps of {tokens}, {start}"
         )
         if train.warmup_steps >= self.total_steps:
-            self.progress.say(
+            self.progress.remark(
                 f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never gets to "
                 "its peak; lower train.warmup_steps"
             )
         for remark in self.remarks:
-            self.progress.say(remark)
+            self.progress.remark(remark)
 
     def _step(self) -> None:
         train, step = self.config.train, self.standing.step
