@@ -47,6 +47,8 @@ ENDING_SECONDS = 8.0
 """Of a part's seconds, kept for a measurement under way and for its process to end."""
 REHEARSAL_SECONDS = 150.0
 """After which a rehearsal is ended: what it has not compiled, the part will."""
+BEST_CONFIG = ".best_config"
+"""Of files in which torch.compile keeps which of a kernel's configurations was the fastest."""
 CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
 
 
@@ -55,12 +57,8 @@ def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> 
 
     With no file for results it is a rehearsal.
     """
-    import torch._inductor.config as compiler
-
     from benchmarks.speed.bench import Bench
 
-    # Else a part would use the kernels that were fastest in a rehearsal, while others had the GPU too.
-    compiler.autotune_local_cache = False
     part = PARTS[name]
     measure = getattr(importlib.import_module(part.module), part.function)
     size = sizes.smoke() if smoke else sizes.full()
@@ -133,6 +131,8 @@ def rehearse(names: Sequence[str], folder: Path, smoke: bool) -> None:
         finally:  # an interruption need not wait for them
             for one in processes:
                 one.end()
+    for choice in folder.rglob(f"*{BEST_CONFIG}"):  # of kernels, by times that were taken while others had the GPU too
+        choice.unlink()
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
 
 
