@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from logdepth.errors import UserError
 
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""Loaded before any process is forked."""
 PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>."""
 
@@ -23,5 +25,5 @@ def run(main: Callable[[], None]) -> None:
 
 def signal_when_parent_ends(number: int) -> None:
     """From now on this process gets a signal when the one that started it ends, in whatever way. On Linux alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, number)

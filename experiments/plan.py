@@ -130,7 +130,7 @@ def _record(corpus: str, study: str, row: str) -> Path:
 
 
 def _sweep(corpus: str, study: str, row: str, sweep: Sweep) -> Job:
-    name = f"{study}-{row}"
+    name = f"{study}-{row}-sweep"  # no name that `logdepth sweep` gives by itself: someone may have searched there
     flags = [*sweep.flags, *sweep.row_flags.get(row, ()), *_faster(row, "--train.")]
     space = ("--space", *sweep.spaces[row]) if row in sweep.spaces else ()
     command = ("sweep", f"{corpus}-{row}", "--study", name, "--trials", str(sweep.trials), *flags, *space)

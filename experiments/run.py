@@ -56,10 +56,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.lanes < 1 or (given.minutes is not None and not given.minutes > 0):
         raise UserError("--lanes must be at least 1, and --minutes above 0")
-    data = from_the_project(given.data_dir or Path(os.environ.get("LOGDEPTH_DATA", "data")))
-    os.environ["LOGDEPTH_DATA"] = str(data)
+    data = given.data_dir or os.environ.get("LOGDEPTH_DATA")
+    corpora = ROOT / "data" if data is None else Path(data)
+    if data is not None:
+        os.environ["LOGDEPTH_DATA"] = str(corpora.absolute())
+    every = jobs(from_the_project(corpora))
     os.chdir(ROOT)
-    every = jobs(data)
     chosen = chosen_of(every, given.names)
     if given.list:
         for job in chosen:
@@ -67,13 +69,15 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")
+    if data is not None and not corpora.is_dir():
+        raise UserError(f"the folder of corpora, {data}, is not there")
     refuse_without_what_it_reads(chosen, every)
     with alone(LOGS, "another process runs experiments here"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
 
 
 def from_the_project(path: Path) -> Path:
-    """A path as it is typed in the project's folder: commands are kept with results, and are of no one machine."""
+    """A path as it is typed in the project's folder: commands are kept with results."""
     return Path(os.path.relpath(path, ROOT))
 
 
@@ -111,8 +115,8 @@ def copy(files: Mapping[Path, Path]) -> None:
     """Files → places; a * in both names stands for the same."""
     for source, target in files.items():
         for found in source.parent.glob(source.name):
-            with replacing(target.with_name(found.name) if "*" in target.name else target) as partial:
-                shutil.copyfile(found, partial)
+            with replacing(target.with_name(found.name) if "*" in target.name else target) as new:
+                shutil.copyfile(found, new)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,12 @@ class Running:
     process: "subprocess.Popen[bytes]"
     log: Path
     started: float
+    began: float
+    """By the clock of files."""
+
+    def finished(self, written: Path) -> bool:
+        """Whether a file is of this job, not of one before it, whose config may have been another."""
+        return written.exists() and written.stat().st_mtime >= self.began
 
     def said_last(self) -> str:
         lines = self.log.read_text(errors="replace").split("\n")
@@ -178,6 +188,7 @@ class Campaign:
         while len(self.running) < self.lanes and (job := self._startable()):
             self.waiting.remove(job)
             copy(job.starts_from)
+            began = time.time()
             log = LOGS / f"{job.name.replace('/', '-')}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
@@ -189,19 +200,21 @@ class Campaign:
                     start_new_session=True,  # Ctrl-C is ours to pass on
                     preexec_fn=partial(program.signal_when_parent_ends, signal.SIGTERM),
                 )
-            self.running.append(Running(job=job, process=process, log=log, started=time.monotonic()))
+            self.running.append(Running(job=job, process=process, log=log, started=time.monotonic(), began=began))
             self._say(f"{job.name}: {typed(job)}")
 
     def _look(self) -> None:
         for one in list(self.running):
             code = one.process.poll()
-            if code == 0 or one.job.in_parts:
-                copy({written: kept for written, kept in one.job.keeps.items() if not kept.exists()})
+            accepted = code == 0 or (code == LEFT and one.job.in_parts)  # what lay there before too
+            for written, kept in one.job.keeps.items():
+                if not kept.exists() and (accepted or (one.job.in_parts and one.finished(written))):
+                    copy({written: kept})
             if code is None:
                 continue
             self.running.remove(one)
             took = in_words(time.monotonic() - one.started)
-            if is_done(one.job):
+            if is_done(one.job) and (accepted or self.stopping):
                 self._say(f"{one.job.name}: done in {took}")
             elif not self.stopping:
                 self.failed.append(one.job.name)
@@ -210,6 +223,8 @@ class Campaign:
     def _end(self) -> None:
         """Asks what still runs to save and stop; keeps what it has finished."""
         self.stopping = True
+        if self.running:
+            self._say(f"asking {len(self.running)} jobs to save and stop, within {ENDING_SECONDS:.0f} s")
         for one in self.running:
             one.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + ENDING_SECONDS

@@ -1,5 +1,6 @@
 """experiments/run.py: jobs in order, so many at a time, kept as they end; whatever stops it, the same goes on."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -121,6 +122,21 @@ def test_of_a_job_that_fails_only_whole_parts_are_kept() -> None:
     assert is_done(parts)
 
 
+def test_what_lay_there_before_is_kept_only_if_the_command_accepts_it() -> None:
+    """It may have been made with another config, which the command then refuses."""
+    refusing = job("runs", "0.json", in_parts=True)
+    refusing = dataclasses.replace(refusing, command=("runs", "0.3", "2", "work/elsewhere.json"))
+    old = Path("work/0.json")
+    old.parent.mkdir()
+    old.write_text("of another config")
+    os.utime(old, (1, 1))
+    assert go(refusing) == 3
+    assert not is_done(refusing)
+    accepting = dataclasses.replace(refusing, command=("runs", "0.3", "0", "work/elsewhere.json"))
+    assert go(accepting) == 0
+    assert Path("results/0.json").read_text() == "of another config"
+
+
 def test_when_time_is_up_jobs_are_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     long = job("long", "0.json", "1.json", seconds=60, in_parts=True)
     assert go(long, job("next"), minutes=4 / 60) == 3
@@ -134,11 +150,12 @@ def test_when_time_is_up_jobs_are_asked_to_stop(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on(number: int) -> None:
     def stop_us() -> None:
-        while not begun():
+        end = time.monotonic() + 60
+        while not begun() and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=stop_us).start()
+    threading.Thread(target=stop_us, daemon=True).start()
     assert go(job("long", seconds=60)) == 3
     assert [what for _, what, _ in noted()] == ["begins", "stopped"]
 
@@ -200,7 +217,9 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
     configs = override_files(tmp_path / "configs", corpus)
     everyone, of_row = configs[1], str(tmp_path / "configs" / "ar-grc.json")
     small = json.loads(Path(everyone).read_text()) | json.loads(Path(of_row).read_text())["config"]
+    small["train"] |= {"threads": 1}
     Path("small.json").write_text(json.dumps(small))
+    Path("threads.json").write_text('{"train": {"threads": 1}}')  # the machine's: no sweep hands it on
     space = ("--space", "train.learning_rate=1e-3:1e-2:log")
     record = Path("results/sweeps/text/text-ar-grc.json")
     name = "text-ar-grc-0.json"
@@ -212,7 +231,18 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
         ),
         Job(
             name="text/ar-grc",
-            command=("reproduce", "text", "--models", "ar-grc", "--seeds", "0", "--config", str(record), "--untimed"),
+            command=(
+                "reproduce",
+                "text",
+                "--models",
+                "ar-grc",
+                "--seeds",
+                "0",
+                "--config",
+                str(record),
+                "threads.json",
+                "--untimed",
+            ),
             keeps={Path("studies/text/results") / name: Path("results/text") / name},
             after=("text/ar-grc/sweep",),
         ),

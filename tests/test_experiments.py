@@ -1,4 +1,4 @@
-"""The configs in experiments/, and the plan: every command is one that `logdepth` takes, and made what is kept."""
+"""The configs in experiments/, and the plan: every command is one that `logdepth` takes; kept runs have its configs."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,11 @@ from experiments.plan import ROWS, Job, jobs
 from logdepth.cli.parsing import parse
 from logdepth.cli.reproduce import ReproduceCommand
 from logdepth.cli.sweep import SweepCommand
-from logdepth.config import override
+from logdepth.config import from_dict, override
 from logdepth.recipes import parameters_of, recipe
 from logdepth.reproduce import study_of
 from logdepth.results import RunResult, read_result
-from logdepth.runs import decisive
+from logdepth.runs import RunConfig, decisive
 from logdepth.sweep import default_specs, parse_space
 from logdepth.sweep.space import described
 
@@ -98,6 +98,7 @@ def test_a_sweep_is_one_that_sweep_takes(job: Job) -> None:
             record = json.loads(kept.read_text())
             assert record["recipe"] == command.recipe
             assert record["space"] == described(space)
+            assert decisive(from_dict(RunConfig, record["config"])) == decisive(command.run)
             over = [trial for trial in record["trials"] if trial["state"] in ("complete", "pruned")]
             assert len(over) == command.trials
 

@@ -301,8 +301,10 @@ def test_no_process_outlives_the_benchmark(number: int) -> None:
     environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--parts", "large,decoding"]
     benchmark = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
     while len(_children(benchmark.pid)) < 4:  # two parts, and their rehearsals
         assert benchmark.poll() is None
+        assert time.monotonic() < end
         time.sleep(0.1)
     children = _children(benchmark.pid)
     benchmark.send_signal(number)

@@ -229,7 +229,7 @@ def test_checkpoints_between_validations_change_nothing(
 def test_short_epochs_do_without_some_checkpoints(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill then loses validations, and weights that were the best by then; they are made again."""
+    """A kill then loses validations; the best weights on disk are those that the checkpoint knows."""
     train(run_config(corpus), tmp_path / "whole")
     saves: list[int] = []
     original, step = Trainer._save, Trainer._step
@@ -246,6 +246,7 @@ def test_short_epochs_do_without_some_checkpoints(
         with pytest.raises(KeyboardInterrupt):
             train(run_config(corpus), tmp_path / "parts")
     assert saves == [8]
+    assert load_tensors(tmp_path / "parts" / "best.safetensors")[1] == {"step": 8}
     assert [line["step"] for line in measured(tmp_path / "parts") if line["kind"] == "valid"] == [8, 16]
     resume(tmp_path / "parts")
     assert saves == [8, 16, 24], "the first of a process, and the last"

@@ -294,7 +294,7 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "sweep"
-    assert main(flags(corpus, out, "--trials", "1", "--space", "train.learning_rate=1e29:1e30")) == 0
+    assert main(flags(corpus, out, "--trials", "1", "--space", "train.learning_rate=1e29:1e30")) == 3
     assert "none was completed" in capsys.readouterr().out
     (row,) = json.loads((out / "sweep.json").read_text())["trials"]
     assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)

@@ -18,6 +18,9 @@ from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import OF_THE_MACHINE, RunConfig
 from logdepth.train import Interrupted
 
+WITHOUT_BEST = 3
+"""Exit code where all trials are over and none was completed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand:
@@ -121,7 +124,7 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
         print_json(record)
     else:
         _print(search.out, record, flags)
-    return 0
+    return 0 if record["best"] is not None else WITHOUT_BEST
 
 
 def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:

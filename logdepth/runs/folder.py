@@ -138,8 +138,8 @@ class RunFolder:
         kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def save_weights(self, which: Weights, model: LanguageModel, step: int) -> None:
-        save_tensors(self.weights(which), model.state_dict(), {"step": step})
+    def save_weights(self, which: Weights, tensors: dict[str, Tensor], step: int) -> None:
+        save_tensors(self.weights(which), tensors, {"step": step})
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

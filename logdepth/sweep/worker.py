@@ -6,7 +6,6 @@ means is the ledger's to say.
 
 import contextlib
 import math
-import os
 import signal
 import sys
 import time
@@ -87,6 +86,8 @@ class Worker:
         self.search, self.study, self.name = search, study, name
         self.vigil = Vigil(search.out / "workers", search.grace)
         self.drawn_at = time.monotonic()
+        self.threads = torch.get_num_threads()
+        """That a worker alone would take."""
         self.remarks: set[str] = set()
         """Of trainings, said already."""
         self.left_out: str | None = None
@@ -182,7 +183,7 @@ class Worker:
         """Workers that each take all cores of a machine are many times slower than one alone."""
         if self.search.config.train.threads is None:
             alive = number_alive(self.search.out / "workers")
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, alive)))
+            torch.set_num_threads(max(1, self.threads // max(1, alive)))
 
     def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> Standing:
         if not folder.exists:

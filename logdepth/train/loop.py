@@ -95,6 +95,8 @@ class Trainer:
         self.remarks: list[str] = []
         """What whoever asked for speed should know."""
         self._make_faster()
+        self.unsaved_best: dict[str, Tensor] | None = None
+        """Weights that are the best, until they are saved with the checkpoint that calls them so."""
         self.unseen: list[tuple[int, Tensor, Tensor]] = []
         """Step, loss and norm of the gradient of steps not yet looked at: looking makes a GPU wait."""
         self.logged_at, self.timed_steps, self.note = time.monotonic(), 0, ""
@@ -285,7 +287,7 @@ class Trainer:
             standing.finished = "no better validation loss"
         self._report(result, better)
         if better:
-            self.folder.save_weights("best", self.model, standing.step)
+            self.unsaved_best = {name: one.to("cpu", copy=True) for name, one in self.model.state_dict().items()}
         since = time.monotonic() - self.saved_at
         if standing.finished or CHECKPOINT_SHARE * since >= self.save_seconds:
             self._save()
@@ -333,7 +335,10 @@ class Trainer:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         moments = optimizer_tensors(self.model, self.optimizer)
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
-        self.folder.save_weights("last", self.model, self.standing.step)
+        self.folder.save_weights("last", self.model.state_dict(), self.standing.step)
+        if self.unsaved_best is not None and self.standing.best_step is not None:
+            self.folder.save_weights("best", self.unsaved_best, self.standing.best_step)
+            self.unsaved_best = None
         # Last, for it says what is done: a kill before it makes the rest again.
         save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(self.standing)})
         self.saved_at = time.monotonic()

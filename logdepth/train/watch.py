@@ -18,4 +18,4 @@ class Watch:
         return False
 
     def validated(self, step: int, loss: float, *, over: bool) -> None:
-        """Told after every validation, with the best weights saved; what it raises ends a run that is not over."""
+        """Told after every validation; what it raises ends a run that is not over."""
