@@ -95,7 +95,7 @@ def jobs(data: Path = Path("data")) -> list[Job]:
         *_searched("wikitext2", "wikitext2-tuned", WIKITEXT2_TUNED),
         *_deeper("wikitext2"),
         *_searched("ptb", "ptb", PTB),
-        *_searched("ptb", "ptb-1k", PTB, ["experiments/ptb-1k.json"], sweeps_of="ptb"),
+        *_with_best("ptb", "ptb-1k", "ptb", ["experiments/ptb-1k.json"]),
         *_searched("ptb", "ptb-tuned", PTB_TUNED),
         *_deeper("ptb"),
         *_runs("webmix", "webmix", SHORT, IN_THE_PAPER, seeds=(0,), flags=("--others", pages)),
@@ -105,24 +105,28 @@ def jobs(data: Path = Path("data")) -> list[Job]:
     ]
 
 
-def _searched(
-    corpus: str, study: str, sweep: Sweep, configs: Sequence[str] = (), sweeps_of: str | None = None
-) -> Iterator[Job]:
-    """Every model with the best of its sweep, which another study may have made already."""
-    home = sweeps_of or study
+def _searched(corpus: str, study: str, sweep: Sweep) -> Iterator[Job]:
+    """Every model with the best of a sweep of its own."""
     for row in ROWS:
-        if sweeps_of is None:
-            yield _sweep(corpus, study, row, sweep)
-        best = (str(_record(corpus, home, row)), *configs)
-        yield from _runs(corpus, study, best, [row], after=(f"{home}/{row}/sweep",))
+        yield _sweep(corpus, study, row, sweep)
+        yield from _with_best(corpus, study, study, rows=[row])
 
 
 def _deeper(corpus: str) -> Iterator[Job]:
     """AR-GRC with several layers and no more parameters, with the best of the sweep for one layer."""
     study = f"{corpus}-tuned"
     for depth in (2, 3):
-        configs = [str(_record(corpus, study, "ar-grc")), f"experiments/{corpus}-deep-{depth}.json"]
-        yield from _runs(corpus, f"{study}-deep-{depth}", configs, ["ar-grc"], after=(f"{study}/ar-grc/sweep",))
+        config = f"experiments/{corpus}-deep-{depth}.json"
+        yield from _with_best(corpus, f"{study}-deep-{depth}", study, [config], ["ar-grc"])
+
+
+def _with_best(
+    corpus: str, study: str, searched: str, configs: Sequence[str] = (), rows: Sequence[str] = ROWS
+) -> Iterator[Job]:
+    """Models with the best of their sweeps, which were made for the study `searched`; `configs` come after it."""
+    for row in rows:
+        best = (str(_record(corpus, searched, row)), *configs)
+        yield from _runs(corpus, study, best, [row], after=(f"{searched}/{row}/sweep",))
 
 
 def _record(corpus: str, study: str, row: str) -> Path:

@@ -124,7 +124,6 @@ class Running:
     job: Job
     process: "subprocess.Popen[bytes]"
     log: Path
-    started: float
     began: float
     """By the clock of files."""
 
@@ -200,7 +199,7 @@ class Campaign:
                     start_new_session=True,  # Ctrl-C is ours to pass on
                     preexec_fn=partial(program.signal_when_parent_ends, signal.SIGTERM),
                 )
-            self.running.append(Running(job=job, process=process, log=log, started=time.monotonic(), began=began))
+            self.running.append(Running(job=job, process=process, log=log, began=began))
             self._say(f"{job.name}: {typed(job)}")
 
     def _look(self) -> None:
@@ -213,7 +212,7 @@ class Campaign:
             if code is None:
                 continue
             self.running.remove(one)
-            took = in_words(time.monotonic() - one.started)
+            took = in_words(time.time() - one.began)
             if is_done(one.job) and (accepted or self.stopping):
                 self._say(f"{one.job.name}: done in {took}")
             elif not self.stopping:

@@ -1,13 +1,14 @@
 """Every test runs with fixed seeds, and with uninitialised memory poisoned: torch.empty gives NaN."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from logdepth import losses
 from logdepth.scanning.plan_cache import PLANS
 from tests.tiny_corpus import write_corpus
 
@@ -46,3 +47,9 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def chunks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many logits a head's cross-entropy takes at once."""
+    return lambda logits: monkeypatch.setattr(losses, "CHUNK_LOGITS", logits)

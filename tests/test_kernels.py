@@ -1,6 +1,5 @@
 """Every kernel is the plain torch that it stands for: values, gradients, dropout. Without a GPU, in the interpreter."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -11,56 +10,37 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from logdepth.fused import grc_cell, merges
-from logdepth.kernels import linear as products
 from logdepth.kernels import lookup, norm, pairs
 from logdepth.kernels.activation import activate, activate_backward, slope_programs
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
 from logdepth.kernels.launch import num_programs
-from logdepth.kernels.linear import linear, linear_activated
 from logdepth.kernels.lookup import add_looked_up, leaves, leaves_backward, order_of, sum_by_token
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward, residual_normed, residual_normed_backward
 from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
 from logdepth.kernels.rows import scaled, scatter_rows
 from logdepth.kernels.weigh import weigh, weigh_backward
+from tests.kernel_numbers import (
+    ACTIVATIONS,
+    DEVICE,
+    EPS,
+    PROGRAMS,
+    assert_close,
+    dropout,
+    exact,
+    few_programs,  # noqa: F401
+    random,
+)
 
-GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
-EPS = 1e-5
-PROGRAMS = 3
-"""Few, so that each has several turns."""
-ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu}
 sizes = pytest.mark.parametrize(("rows", "width"), [(1, 5), (7, 48), (70, 100)])
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
-
-
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [one for name, one in sys.modules.items() if name.startswith("logdepth.")]:
-        for limit in {"MAX_PROGRAMS", "MULTIPROCESSORS", "MOST"} & set(vars(module)):
-            monkeypatch.setattr(module, limit, 1 if limit == "MOST" else PROGRAMS)
 
 
 def test_programs_have_several_turns_here() -> None:
     rows, width = 70, 100
     assert num_programs(rows) == norm_programs(rows, width) == PROGRAMS
     assert slope_programs(rows, width) < rows
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64).to(DEVICE, dtype)
-
-
-def exact(*tensors: Tensor) -> list[Tensor]:
-    """The same numbers, to be differentiated in float64."""
-    return [one.detach().double().requires_grad_() for one in tensors]
-
-
-def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """To the rounding of what was written in `dtype`; sums over rows of such numbers too."""
-    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def assert_sums(before: Tensor, after: Tensor, *expected: Tensor) -> None:
@@ -73,10 +53,6 @@ def operands(rows: int) -> tuple[Tensor, Tensor]:
     """Rows of the operands, each once, among the first 2 · rows + 3 of a matrix of 3 · rows + 3."""
     order = torch.randperm(2 * rows + 3)[: 2 * rows].int().to(DEVICE)
     return order[:rows], order[rows:]
-
-
-def dropout(rate: float = 0.0, seed: int = 5, first: int = 0) -> dict[str, Any]:
-    return {"rate": rate, "seed": torch.tensor([seed], device=DEVICE), "first": first}
 
 
 # Pairs
@@ -389,68 +365,3 @@ def test_places_that_drop_have_sites_of_their_own() -> None:
     for number, one in enumerate(masks):
         for other in masks[:number]:
             assert 0.4 < (one != other).double().mean() < 0.6
-
-
-# Products
-
-
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few rows make several tiles; a GPU takes them as they are."""
-    if not GPU:
-        for name, size in {"ROWS": 16, "COLUMNS": 32, "DEPTH": 16}.items():
-            monkeypatch.setattr(products, name, size)
-
-
-product_dtypes = pytest.mark.parametrize(
-    "dtype",
-    [torch.bfloat16]
-    if GPU
-    else [torch.float32, torch.float16],  # the interpreter takes the bits of bfloat16 for integers
-)
-product_sizes = pytest.mark.parametrize(
-    ("rows", "depth", "width"), [(1, 64, 64), (300, 192, 320)] if GPU else [(1, 16, 32), (40, 48, 48), (150, 32, 64)]
-)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@product_dtypes
-@product_sizes
-def test_linear(rows: int, depth: int, width: int, dtype: torch.dtype) -> None:
-    x, weight, bias = random(rows, depth, dtype=dtype), random(width, depth, dtype=dtype), random(width, dtype=dtype)
-    weight /= depth**0.5
-    out = torch.empty(rows, width, dtype=dtype, device=DEVICE)
-    linear(x, weight, bias, out)
-    assert_close(out, F.linear(x.double(), weight.double(), bias.double()), dtype)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@product_dtypes
-@product_sizes
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_linear_activated_drops_what_the_activation_alone_drops(
-    rate: float, rows: int, depth: int, width: int, dtype: torch.dtype
-) -> None:
-    x, weight, bias = random(rows, depth, dtype=dtype), random(width, depth, dtype=dtype), random(width, dtype=dtype)
-    weight /= depth**0.5
-    before, out = (
-        F.linear(x.double(), weight.double(), bias.double()),
-        torch.empty(rows, width, dtype=dtype, device=DEVICE),
-    )
-    for activation in ACTIVATIONS:
-        settings: dict[str, Any] = {"activation": activation, "site": 2, **dropout(rate, first=3)}
-        hidden = torch.empty(rows, width, device=DEVICE)
-        activate(before.float(), hidden, **settings)
-        linear_activated(x, weight, bias, out, **settings)
-        assert_close(out, hidden, dtype)
-
-
-def test_which_products_fit() -> None:
-    """Many rows in a low precision, on a GPU that copies tiles by itself."""
-    copies = GPU and torch.cuda.get_device_capability() >= (9, 0)
-    many, few = (torch.empty(rows, 64, dtype=torch.bfloat16, device=DEVICE) for rows in (products.FEWEST_ROWS, 64))
-    weight = torch.empty(256, 64, dtype=torch.bfloat16, device=DEVICE)
-    assert products.fits(many, weight) == copies
-    assert not products.fits(few, weight)
-    assert not products.fits(many.float(), weight.float())
-    assert not products.fits(many, weight[:100])

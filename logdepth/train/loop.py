@@ -332,11 +332,13 @@ class Trainer:
         self._look()
         begun = time.monotonic()
         self.standing.seconds = begun - self.started
-        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        weights = self.model.state_dict()
+        tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
         moments = optimizer_tensors(self.model, self.optimizer)
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
-        self.folder.save_weights("last", self.model.state_dict(), self.standing.step)
-        if self.unsaved_best is not None and self.standing.best_step is not None:
+        self.folder.save_weights("last", weights, self.standing.step)
+        if self.unsaved_best is not None:
+            assert self.standing.best_step is not None
             self.folder.save_weights("best", self.unsaved_best, self.standing.best_step)
             self.unsaved_best = None
         # Last, for it says what is done: a kill before it makes the rest again.
