@@ -44,7 +44,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     device = torch.device("cpu" if arguments.smoke else "cuda")
     if arguments.part:
-        run_part(arguments.part, device, arguments.out, arguments.smoke)
+        run_part(arguments.part, device, arguments.out, arguments.smoke, arguments.share)
         return
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no GPU here; try --smoke, which rehearses on the CPU")
@@ -68,7 +68,7 @@ def main() -> None:
 
         # What is not rehearsed comes first, each started in its turn: one measures how a process starts.
         for rehearsed in (False, True):
-            group = [name for name in names if PARTS[name].rehearsed == rehearsed]
+            group = [name for name in names if (PARTS[name].rehearsals > 0) == rehearsed]
             processes: Iterable[PartProcess] = map(start, group)
             if rehearsed and group:
                 processes = list(processes)  # they import beside the rehearsals
@@ -97,17 +97,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="where to write the numbers (default: results/speed-<gpu>.json)")
     parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     return parser
 
 
 @contextlib.contextmanager
 def _compile_caches(folder: str) -> Iterator[None]:
-    """Compiled code of this run alone, shared by its parts; compiled on all cores."""
+    """Compiled code of this run alone, shared by its parts; each compiles on some of the cores, several at a time."""
     if not (Path(torch.__file__).parent / "__pycache__").exists():  # else every part would compile torch's Python again
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(16, os.cpu_count() or 1))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // 4))
     yield
 
 

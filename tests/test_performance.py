@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +25,7 @@ from benchmarks.speed import bars, parts, products
 from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
-from benchmarks.speed.parts import PARTS, PartProcess, rehearse
+from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
@@ -267,9 +269,25 @@ def test_a_rehearsal_leaves_no_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    done = PartProcess("large", tmp_path, smoke=True, rehearsal=True).run(60.0)
+    done = PartProcess("large", tmp_path, smoke=True, rehearsed_share=0).run(60.0)
     assert (done["status"], done["results"]) == ("done", [])
     assert capfd.readouterr().out == ""
+
+
+def test_rehearsals_share_the_pieces_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(parts, "signal_when_parent_ends", lambda _: None)
+    monkeypatch.setattr(f"{PARTS['decoding'].module}.measure", lambda _: (partial(done.append, one) for one in "abcde"))
+    shares = []
+    for share in range(PARTS["decoding"].rehearsals):
+        monkeypatch.setattr("sys.stdin", io.StringIO("1e12\n"))
+        run_part("decoding", torch.device("cpu"), None, smoke=True, share=share)
+        shares.append("".join(done))
+        done.clear()
+    assert shares == ["ace", "bd"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("1e12\n"))
+    run_part("decoding", torch.device("cpu"), Path("results"), smoke=True)
+    assert "".join(done) == "abcde", "what is measured is measured by one process"
 
 
 def test_what_a_rehearsal_could_not_compile_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +320,7 @@ def test_no_process_outlives_the_benchmark(number: int) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--parts", "large,decoding"]
     benchmark = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
-    while len(_children(benchmark.pid)) < 4:  # two parts, and their rehearsals
+    while len(_children(benchmark.pid)) < 5:  # two parts, and their rehearsals: two share decoding's
         assert benchmark.poll() is None
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -334,7 +352,7 @@ def test_a_benchmark_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--parts", "rates,nothing"])
     with pytest.raises(SystemExit, match=r"^2$"):
         program.run(gpu.main)
-    assert capsys.readouterr().err.startswith("there is no part 'nothing'; parts are rates, startup")
+    assert capsys.readouterr().err.startswith("there is no part 'nothing'; parts are startup, rates")
 
 
 def test_sizes_are_the_papers() -> None:

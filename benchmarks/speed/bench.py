@@ -24,6 +24,8 @@ WARMUPS = 4
 """Calls before the clock runs: two plain ones, the capture, a replay."""
 MOST_REPEATS = 500
 Result = dict[str, Any]
+Piece = Callable[[], None]
+"""Of a part's work: it records what it measures, whatever happens."""
 
 
 class Bench:

@@ -1,14 +1,14 @@
 """Part: tokens a second, and bytes of state, of rows that have read much already; the next token is the likeliest."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.speed.baselines import allow_only, compiled
-from benchmarks.speed.bench import Bench, Result, spread_of
+from benchmarks.speed.bench import Bench, Piece, Result, spread_of
 from benchmarks.speed.kv_cache import ATTENTIONS, Attend, CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
 from logdepth.decoding import Decoder
@@ -18,14 +18,14 @@ WARM_CHUNKS = {"ours": 16, "theirs": 1}
 """Chunks of steps before the clock runs: each kind of step is captured in the first of them, and ours has several."""
 
 
-def measure(bench: Bench) -> None:
+def measure(bench: Bench) -> Iterator[Piece]:
     sizes = bench.sizes
     for case in sizes.decoding:
-        bench.attempt(partial(_ours, bench, case), model=BOTH_NETS, **vars(case))
+        yield partial(bench.attempt, partial(_ours, bench, case), model=BOTH_NETS, **vars(case))
     for name in (SINUSOIDAL, SINUSOIDAL_8):
         for case in sizes.decoding:
             if not case.spread:  # their cache is as large wherever rows stand
-                bench.attempt(partial(_theirs, bench, name, case), model=name, **vars(case))
+                yield partial(bench.attempt, partial(_theirs, bench, name, case), model=name, **vars(case))
 
 
 @torch.inference_mode()

@@ -1,26 +1,26 @@
 """Part: forward passes of as many tokens in rows of growing length, ours and the Transformers'."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.speed.baselines import fastest_attention, forward_function
-from benchmarks.speed.bench import Bench, Result
+from benchmarks.speed.bench import Bench, Piece, Result
 from benchmarks.speed.products import forward_products, run_of, total_flops
 from logdepth.models import ScanLM, Transformer
 
 
-def measure(bench: Bench) -> None:
+def measure(bench: Bench) -> Iterator[Piece]:
     sizes = bench.sizes
     shapes = [(sizes.tokens // context, context) for context in sizes.contexts]
     for name in sizes.ours:
         for batch, context in (*shapes, (1, sizes.long_context)):
-            bench.attempt(partial(_ours, bench, name, batch, context), **_facts(name, batch, context))
+            yield partial(bench.attempt, partial(_ours, bench, name, batch, context), **_facts(name, batch, context))
     for batch, context in shapes:
         for name in sizes.theirs:
-            bench.attempt(partial(_theirs, bench, name, batch, context), **_facts(name, batch, context))
+            yield partial(bench.attempt, partial(_theirs, bench, name, batch, context), **_facts(name, batch, context))
 
 
 def _facts(name: str, batch: int, context: int) -> Result:

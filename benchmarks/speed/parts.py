@@ -1,13 +1,14 @@
 """The parts of the benchmark, each in a process of its own.
 
 Nearly all of a part's time would go into compiling. So parts are rehearsed first, all at once, by processes that do
-once, untimed, what will be measured: what they compiled is in the caches that processes share, and nothing else of them
-is left.
+once, untimed, what will be measured, several to a part: what they compiled is in the caches that processes share, and
+nothing else of them is left.
 """
 
 import contextlib
 import datetime
 import importlib
+import itertools
 import os
 import signal
 import subprocess
@@ -29,19 +30,21 @@ from logdepth.atomic import read_json
 class Part(NamedTuple):
     module: str
     function: str
+    """Of a `Bench`: yields what is to be done, piece by piece."""
     seconds: float
     """After which it is ended."""
-    rehearsed: bool
-    """Where much is compiled."""
+    rehearsals: int
+    """Processes that share its rehearsal: as many as there are Transformers to compile, say. 0: none, so that its own
+    process too starts in its turn."""
 
 
 PARTS = {
-    "rates": Part("benchmarks.speed.rates", "measure", 35, rehearsed=False),
-    "startup": Part("benchmarks.speed.startup", "measure", 50, rehearsed=False),
-    "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsed=True),
-    "training": Part("benchmarks.speed.training", "measure", 140, rehearsed=True),
-    "decoding": Part("benchmarks.speed.decoding", "measure", 70, rehearsed=True),
-    "large": Part("benchmarks.speed.training", "measure_large", 40, rehearsed=True),
+    "startup": Part("benchmarks.speed.startup", "measure", 50, rehearsals=0),
+    "rates": Part("benchmarks.speed.rates", "measure", 35, rehearsals=1),
+    "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsals=3),
+    "training": Part("benchmarks.speed.training", "measure", 140, rehearsals=3),
+    "decoding": Part("benchmarks.speed.decoding", "measure", 70, rehearsals=2),
+    "large": Part("benchmarks.speed.training", "measure_large", 40, rehearsals=1),
 }
 ENDING_SECONDS = 8.0
 """Of a part's seconds, kept for a measurement under way and for its process to end."""
@@ -52,10 +55,10 @@ BEST_CONFIG = ".best_config"
 CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit,driver_version"
 
 
-def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> None:
+def run_part(name: str, device: torch.device, out: Path | None, smoke: bool, share: int = 0) -> None:
     """In the part's own process, as soon as it is told when it will be ended, by the clock that processes share.
 
-    With no file for results it is a rehearsal.
+    With no file for results it is a rehearsal, of one share of the pieces.
     """
     from benchmarks.speed.bench import Bench
 
@@ -69,18 +72,20 @@ def run_part(name: str, device: torch.device, out: Path | None, smoke: bool) -> 
     signal_when_parent_ends(signal.SIGKILL)  # until now the end of its input would have ended it
     end = float(sys.stdin.readline())
     seconds = end - time.monotonic() - ENDING_SECONDS  # importing may have taken some of them
-    measure(Bench(size, device, out, seconds))
+    every = 1 if out is not None else part.rehearsals
+    for piece in itertools.islice(measure(Bench(size, device, out, seconds)), share, None, every):
+        piece()
 
 
 class PartProcess:
     """A part's process: it imports what it needs, and waits for its turn."""
 
-    def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsal: bool = False) -> None:
-        self.name, self.rehearsal = name, rehearsal
+    def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsed_share: int | None = None) -> None:
+        self.name, self.rehearsal = name, rehearsed_share is not None
         self.results = folder / f"{name}.json"
-        self.errors = folder / f"{name}{'-rehearsal' if rehearsal else ''}.errors"
+        self.errors = folder / f"{name}{f'-rehearsal-{rehearsed_share}' if self.rehearsal else ''}.errors"
         command = [sys.executable, str(Path(__file__).parents[1] / "gpu.py"), "--part", name]
-        command += [] if rehearsal else ["--out", str(self.results)]
+        command += ["--share", str(rehearsed_share)] if self.rehearsal else ["--out", str(self.results)]
         command += ["--smoke"] if smoke else []
         with self.errors.open("w") as stream:
             self.process = subprocess.Popen(
@@ -123,7 +128,11 @@ class PartProcess:
 def rehearse(names: Sequence[str], folder: Path, smoke: bool) -> None:
     """All of these parts at once; returns when nothing of that runs any more."""
     started = time.monotonic()
-    processes = [PartProcess(name, folder, smoke, rehearsal=True) for name in names]
+    processes = [
+        PartProcess(name, folder, smoke, rehearsed_share=share)
+        for name in names
+        for share in range(PARTS[name].rehearsals)
+    ]
     with ThreadPoolExecutor(max_workers=len(processes)) as threads:
         try:
             for _ in threads.map(lambda one: one.run(REHEARSAL_SECONDS), processes):

@@ -1,17 +1,18 @@
 """Part: what the GPU reaches on large matrix products in bfloat16, and on a copy."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
-from benchmarks.speed.bench import Bench, Result
+from benchmarks.speed.bench import Bench, Piece, Result
 from benchmarks.speed.products import Product
 
 
-def measure(bench: Bench) -> None:
+def measure(bench: Bench) -> Iterator[Piece]:
     for shape in bench.sizes.products:
-        bench.attempt(partial(_rate, bench, Product(*shape)), what="product", shape=list(shape))
-    bench.attempt(partial(_bandwidth, bench), what="copy")
+        yield partial(bench.attempt, partial(_rate, bench, Product(*shape)), what="product", shape=list(shape))
+    yield partial(bench.attempt, partial(_bandwidth, bench), what="copy")
 
 
 def _rate(bench: Bench, product: Product) -> Result:

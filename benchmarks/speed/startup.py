@@ -9,17 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.speed.bench import Bench, Result
+from benchmarks.speed.bench import Bench, Piece, Result
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
-def measure(bench: Bench) -> None:
+def measure(bench: Bench) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory() as caches:
-        bench.attempt(partial(_first_step, bench, Path(caches)), caches="empty")
+        yield partial(bench.attempt, partial(_first_step, bench, Path(caches)), caches="empty")
 
 
 def _first_step(bench: Bench, caches: Path) -> Result:

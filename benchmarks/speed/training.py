@@ -3,7 +3,7 @@
 Weights are float32, arithmetic is bfloat16 by autocast, as in `logdepth.train`; dropout is that of the recipes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.speed.baselines import Function, fastest_attention, loss_functions
-from benchmarks.speed.bench import Bench, Result
+from benchmarks.speed.bench import Bench, Piece, Result
 from benchmarks.speed.products import forward_products, run_of, total_flops
 from benchmarks.speed.sizes import LARGE
 from logdepth.models import ScanLM, ScanLMConfig, Transformer
@@ -19,18 +19,20 @@ from logdepth.models import ScanLM, ScanLMConfig, Transformer
 LEARNING_RATE, CLIP = 1e-4, 1.0
 
 
-def measure(bench: Bench) -> None:
+def measure(bench: Bench) -> Iterator[Piece]:
     sizes = bench.sizes
     for batch, context in sizes.training:
         for name, config in sizes.ours.items():
-            _measure_ours(bench, name, config, sizes.vocab_size, batch, context)
+            yield partial(_measure_ours, bench, name, config, sizes.vocab_size, batch, context)
     for name in sizes.theirs:
         for batch, context in sizes.training:
-            _measure_theirs(bench, name, batch, context)
+            yield partial(_measure_theirs, bench, name, batch, context)
 
 
-def measure_large(bench: Bench) -> None:
-    _measure_ours(bench, LARGE, bench.sizes.large, bench.sizes.large_vocab_size, *bench.sizes.large_training)
+def measure_large(bench: Bench) -> Iterator[Piece]:
+    yield partial(
+        _measure_ours, bench, LARGE, bench.sizes.large, bench.sizes.large_vocab_size, *bench.sizes.large_training
+    )
 
 
 def _measure_ours(bench: Bench, name: str, config: ScanLMConfig, vocab_size: int, batch: int, context: int) -> None:
