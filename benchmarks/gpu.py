@@ -108,6 +108,8 @@ def _compile_caches(folder: str) -> Iterator[None]:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+    # This one knows models by their source: not by which kernel of attention was allowed when they were compiled.
+    os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // 4))
     yield

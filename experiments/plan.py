@@ -28,6 +28,8 @@ class Job:
     """A file that the command writes → its place in results/. Both names may have the same *, where it is not known."""
     starts_from: Mapping[Path, Path] = field(default_factory=dict)
     """A kept file → where the command looks for it, so that it is not made again. Names may have a *."""
+    begun: Mapping[Path, Path] = field(default_factory=dict)
+    """A file that the command goes on from → its place in results/ until all is done, for another machine to go on."""
     after: tuple[str, ...] = ()
     """Jobs whose kept files this one reads."""
     in_parts: bool = False
@@ -142,6 +144,7 @@ def _sweep(corpus: str, study: str, row: str, sweep: Sweep) -> Job:
         name=f"{study}/{row}/sweep",
         command=command,
         keeps={Path("sweeps") / name / "sweep.json": _record(corpus, study, row)},
+        begun={Path("sweeps") / name / "journal.log": _record(corpus, study, row).with_suffix(".journal")},
     )
 
 

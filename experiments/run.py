@@ -119,6 +119,15 @@ def copy(files: Mapping[Path, Path]) -> None:
                 shutil.copyfile(found, new)
 
 
+def keep_what_is_begun(job: Job) -> None:
+    """In results/ for as long as the job is not done."""
+    if not is_done(job):
+        copy(job.begun)
+        return
+    for kept in job.begun.values():
+        kept.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Running:
     job: Job
@@ -187,6 +196,7 @@ class Campaign:
         while len(self.running) < self.lanes and (job := self._startable()):
             self.waiting.remove(job)
             copy(job.starts_from)
+            copy({kept: written for written, kept in job.begun.items() if not written.exists()})
             began = time.time()
             log = LOGS / f"{job.name.replace('/', '-')}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -212,6 +222,7 @@ class Campaign:
             if code is None:
                 continue
             self.running.remove(one)
+            keep_what_is_begun(one.job)
             took = in_words(time.time() - one.began)
             if is_done(one.job) and (accepted or self.stopping):
                 self._say(f"{one.job.name}: done in {took}")

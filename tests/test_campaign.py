@@ -196,6 +196,26 @@ def test_kept_files_are_brought_to_where_a_job_looks_for_them() -> None:
     assert Path("work/other.json").read_text() == "kept"
 
 
+def test_what_is_begun_goes_on_elsewhere() -> None:
+    journal, kept = Path("work/journal.log"), Path("results/sweep.journal")
+    stopped = job("sweep", "journal.log", "record.json", seconds=60)
+    stopped = dataclasses.replace(
+        stopped, keeps={Path("work/record.json"): Path("results/record.json")}, begun={journal: kept}
+    )
+    assert go(stopped, minutes=2 / 60) == 3
+    assert kept.read_text() == "sweep"
+    journal.unlink()
+    looking = dataclasses.replace(stopped, command=("sweep", "0.1", "2", "work/other"))
+    kept.write_text("of another machine")
+    assert go(looking) == 3
+    assert journal.read_text() == "of another machine"
+    journal.write_text("further")
+    assert go(looking) == 3
+    assert kept.read_text() == journal.read_text() == "further", "what lies here is not overwritten"
+    assert go(dataclasses.replace(stopped, command=("sweep", "0.1", "0", "work/record.json"))) == 0
+    assert not kept.exists()
+
+
 def test_jobs_are_chosen_by_name() -> None:
     sweep, runs, other = job("ptb/sweep"), job("ptb/runs", after=("ptb/sweep",)), job("webmix")
     every = [sweep, runs, other]

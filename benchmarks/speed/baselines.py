@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.speed.bench import Bench, Result
+from logdepth.capture import Outputs
 from logdepth.losses import linear_cross_entropy
 from logdepth.models import Transformer, TransformerConfig
 from logdepth.models.attention import causal_attention
@@ -111,18 +112,18 @@ def fastest_attention(
 def _time_of(
     bench: Bench, kernel: str, config: TransformerConfig, batch: int, length: int, backward: bool
 ) -> float | None:
-    """Milliseconds of one layer's attention; None where the kernel cannot do it."""
-    shape = (3, batch, length, config.num_heads, config.embed_width // config.num_heads)
-    queries, keys, values = bench.randn(*shape).transpose(2, 3).requires_grad_(backward).unbind(0)
+    """Milliseconds of one layer's attention, without what launches cost; None where the kernel cannot do it."""
+    packed = bench.randn(3, batch, length, config.num_heads, config.embed_width // config.num_heads)
 
-    def attention() -> None:
+    def attention(packed: Tensor) -> Outputs:
+        leaf = packed.detach().requires_grad_(backward)
+        queries, keys, values = leaf.transpose(2, 3).unbind(0)
         attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        if backward:
-            torch.autograd.grad(attended, (queries, keys, values), attended)
+        return torch.autograd.grad(attended, (queries, keys, values), attended) if backward else attended
 
     allow_only(kernel)
     try:
-        milliseconds: float = bench.time(attention, [()])["milliseconds"]
+        milliseconds: float = bench.time(bench.captured(attention, ours=False), [(packed,)])["milliseconds"]
     except RuntimeError:
         return None
     return milliseconds
