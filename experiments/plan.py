@@ -79,7 +79,7 @@ PTB_TUNED = Sweep(
     flags=("--train.shift-windows", "--train.warmup-steps", "200"),
     row_flags=NET_EVERYWHERE,
     spaces=_spaces(
-        ("train.learning_rate=8e-4:4e-3:log", "train.weight_decay=0.1:3:log", "train.epochs=24,48,96"),
+        ("train.learning_rate=1e-3:8e-3:log", "train.weight_decay=0.05:2:log", "train.epochs=24,48,96"),
         inside="0.05:0.35:0.05",
         around="0.1:0.5:0.05",
     ),
