@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _compile_caches(folder: str) -> Iterator[None]:
-    """Compiled code of this run alone, shared by its parts; each compiles on some of the cores, several at a time."""
+    """Compiled code of this run alone, shared by its parts; compiled on all cores."""
     if not (Path(torch.__file__).parent / "__pycache__").exists():  # else every part would compile torch's Python again
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -111,7 +111,7 @@ def _compile_caches(folder: str) -> Iterator[None]:
     # This one knows models by their source: not by which kernel of attention was allowed when they were compiled.
     os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // 4))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(16, os.cpu_count() or 1))
     yield
 
 

@@ -29,7 +29,7 @@ class Job:
     starts_from: Mapping[Path, Path] = field(default_factory=dict)
     """A kept file → where the command looks for it, so that it is not made again. Names may have a *."""
     begun: Mapping[Path, Path] = field(default_factory=dict)
-    """A file that the command goes on from → its place in results/ until all is done, for another machine to go on."""
+    """A file of lines, to which the command adds → its place in results/ until all is done: any machine can go on."""
     after: tuple[str, ...] = ()
     """Jobs whose kept files this one reads."""
     in_parts: bool = False
@@ -79,7 +79,7 @@ PTB_TUNED = Sweep(
     flags=("--train.shift-windows", "--train.warmup-steps", "200"),
     row_flags=NET_EVERYWHERE,
     spaces=_spaces(
-        ("train.learning_rate=1e-3:8e-3:log", "train.weight_decay=0.05:2:log", "train.epochs=24,48,96"),
+        ("train.learning_rate=6e-4:8e-3:log", "train.weight_decay=0.01:1:log", "train.epochs=24,48,96"),
         inside="0.05:0.35:0.05",
         around="0.1:0.5:0.05",
     ),

@@ -119,13 +119,32 @@ def copy(files: Mapping[Path, Path]) -> None:
                 shutil.copyfile(found, new)
 
 
+def bring_what_is_begun(job: Job) -> str | None:
+    """Brings what results/ holds of it to where the command goes on from, unless that is further; else why not."""
+    for written, kept in job.begun.items():
+        here, there = whole_lines(written), whole_lines(kept)
+        if not here.startswith(there) and not there.startswith(here):
+            return f"{written} and {kept} went on from the same in two ways; remove one of them"
+        if len(there) > len(here):
+            copy({kept: written})
+    return None
+
+
 def keep_what_is_begun(job: Job) -> None:
-    """In results/ for as long as the job is not done."""
-    if not is_done(job):
-        copy(job.begun)
-        return
-    for kept in job.begun.values():
-        kept.unlink(missing_ok=True)
+    """In results/, for as long as the job is not done."""
+    for written, kept in job.begun.items():
+        here, there = whole_lines(written), whole_lines(kept)
+        if is_done(job):
+            kept.unlink(missing_ok=True)
+        elif len(here) > len(there) and here.startswith(there):
+            with replacing(kept) as new:
+                new.write_bytes(here)
+
+
+def whole_lines(file: Path) -> bytes:
+    """Without one that is still being written."""
+    content = file.read_bytes() if file.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +179,8 @@ class Campaign:
 
     def run(self) -> int:
         print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are done already", flush=True)
+        for job in self.all:
+            keep_what_is_begun(job)
         signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         before = {number: signal.signal(number, self._stop) for number in signals}
         try:
@@ -196,7 +217,10 @@ class Campaign:
         while len(self.running) < self.lanes and (job := self._startable()):
             self.waiting.remove(job)
             copy(job.starts_from)
-            copy({kept: written for written, kept in job.begun.items() if not written.exists()})
+            if reason := bring_what_is_begun(job):
+                self.failed.append(job.name)
+                self._say(f"{job.name}: {reason}")
+                continue
             began = time.time()
             log = LOGS / f"{job.name.replace('/', '-')}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -248,6 +272,7 @@ class Campaign:
 
     def _say_how_far(self) -> None:
         for one in self.running:
+            keep_what_is_begun(one.job)
             self._say(f"  {one.job.name}: {one.said_last()}")
 
     def _say(self, line: str) -> None:
@@ -257,7 +282,7 @@ class Campaign:
         left = [job.name for job in self.all if not is_done(job)]
         self._say(f"{len(self.all) - len(left)} of {len(self.all)} jobs are done")
         if self.failed:
-            print(f"failed: {', '.join(self.failed)}; what they said is in {LOGS}")
+            print(f"failed: {', '.join(self.failed)}; what they said is above or in {LOGS}")
         if left:
             print(f"left: {', '.join(left)}; the same command goes on")
         return LEFT if left else 0

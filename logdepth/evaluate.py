@@ -6,6 +6,7 @@ predicted exactly once. Words and bytes are those of the raw text, so that their
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -104,6 +105,19 @@ class Evaluation:
         return found
 
 
+def nats_graphs(model: LanguageModel, say: Callable[[str], None]) -> Captured:
+    """For evaluations of a model whose weights change between them: CUDA graphs that read these in every pass.
+
+    say: gets the line that says why there is no graph.
+    """
+
+    def nats(inputs: Tensor, targets: Tensor) -> Tensor:
+        with model.weights_held():  # for this pass: what depends on weights alone is a part of the graph
+            return _nats(model, inputs, targets)
+
+    return Captured(nats, say=say)
+
+
 class _Windows(NamedTuple):
     """Rows of one length that go through the model together, and the first position that counts in them."""
 
@@ -122,6 +136,7 @@ def evaluate(
     precision: Precision = "auto",
     reset_at_documents: bool = False,
     accelerate: bool = False,
+    graphs: Captured | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """The loss over a split, in windows of `context` tokens.
@@ -132,6 +147,7 @@ def evaluate(
         reset_at_documents: each document in a window starts anew, for models that were trained so.
         accelerate: windows of one shape are replayed as a CUDA graph. Fused kernels are the model's: see its method
             `accelerate`.
+        graphs: the model's `nats_graphs`, to be replayed by one evaluation after the other.
         on_progress: called with the tokens predicted so far; what it raises ends the evaluation.
     """
     stride = context if stride is None else stride
@@ -144,11 +160,11 @@ def evaluate(
     nats, counts = np.zeros(longest), np.zeros(longest, dtype=np.int64)
     was_training = model.training
     model.eval()
-    nats_of = Captured(partial(_nats, model)) if accelerate else partial(_nats, model)
+    nats_of: NatsOf = graphs or (Captured(partial(_nats, model)) if accelerate else partial(_nats, model))
     try:
         done = 0
         batch_tokens = min(BATCH_TOKENS, max(1, BATCH_LOGITS // model.vocab_size))
-        with model.weights_held():
+        with nullcontext() if graphs else model.weights_held():
             for windows in _windows(len(store) - 1, context, stride, batch_tokens):
                 rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
                 with arithmetic(precision, device):

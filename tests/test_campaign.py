@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,24 +197,72 @@ def test_kept_files_are_brought_to_where_a_job_looks_for_them() -> None:
     assert Path("work/other.json").read_text() == "kept"
 
 
-def test_what_is_begun_goes_on_elsewhere() -> None:
-    journal, kept = Path("work/journal.log"), Path("results/sweep.journal")
-    stopped = job("sweep", "journal.log", "record.json", seconds=60)
-    stopped = dataclasses.replace(
-        stopped, keeps={Path("work/record.json"): Path("results/record.json")}, begun={journal: kept}
+JOURNAL, KEPT = Path("work/journal.log"), Path("results/sweep.journal")
+ADDING = """
+import pathlib, sys, time
+_, lines, seconds, record = sys.argv[1:]
+journal = pathlib.Path("work/journal.log")
+journal.parent.mkdir(exist_ok=True)
+with journal.open("a") as stream:
+    stream.write(lines.replace("/", chr(10)))
+time.sleep(float(seconds))
+if record:
+    pathlib.Path(record).write_text("all of it")
+"""
+
+
+def sweep_of(lines: str, *, seconds: float = 0.0, whole: bool = False) -> Job:
+    """Adds these lines to its journal, each ended by /; the `whole` of it is done then."""
+    record = Path("work/record.json")
+    return Job(
+        name="sweep",
+        command=("sweep", lines, str(seconds), str(record) if whole else ""),
+        keeps={record: Path("results/record.json")},
+        begun={JOURNAL: KEPT},
     )
-    assert go(stopped, minutes=2 / 60) == 3
-    assert kept.read_text() == "sweep"
-    journal.unlink()
-    looking = dataclasses.replace(stopped, command=("sweep", "0.1", "2", "work/other"))
-    kept.write_text("of another machine")
-    assert go(looking) == 3
-    assert journal.read_text() == "of another machine"
-    journal.write_text("further")
-    assert go(looking) == 3
-    assert kept.read_text() == journal.read_text() == "further", "what lies here is not overwritten"
-    assert go(dataclasses.replace(stopped, command=("sweep", "0.1", "0", "work/record.json"))) == 0
-    assert not kept.exists()
+
+
+def add(job: Job, minutes: float | None = None) -> int:
+    return Campaign([job], 1, minutes, (sys.executable, "-c", ADDING)).run()
+
+
+def test_what_is_begun_goes_on_elsewhere() -> None:
+    assert add(sweep_of("a/b/cut off")) == 3
+    assert KEPT.read_text() == "a\nb\n", "whole lines alone"
+    JOURNAL.unlink()
+    assert add(sweep_of("c/")) == 3
+    assert JOURNAL.read_text() == KEPT.read_text() == "a\nb\nc\n"
+    assert add(sweep_of("d/", whole=True)) == 0
+    assert JOURNAL.read_text() == "a\nb\nc\nd\n"
+    assert not KEPT.exists()
+    KEPT.write_text("a\n")
+    assert add(sweep_of("e/")) == 0
+    assert not KEPT.exists(), "what is done needs none, wherever it comes from"
+
+
+def test_what_has_gone_on_elsewhere_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert add(sweep_of("a/")) == 3
+    KEPT.write_text("a\nb\n")
+    assert add(sweep_of("c/")) == 3
+    assert JOURNAL.read_text() == KEPT.read_text() == "a\nb\nc\n"
+    KEPT.write_text("a\nb\nother\n")
+    assert add(sweep_of("d/")) == 3
+    assert f"sweep: {JOURNAL} and {KEPT} went on from the same in two ways; remove one" in capsys.readouterr().out
+    assert (JOURNAL.read_text(), KEPT.read_text()) == ("a\nb\nc\n", "a\nb\nother\n")
+
+
+def test_what_is_begun_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "SAY_SECONDS", 0.05)
+    seen = []
+
+    def look(self: Campaign) -> None:
+        seen.append(KEPT.exists() and bool(self.running))
+        self.stopping = seen[-1]
+
+    monkeypatch.setattr(Campaign, "_look", look)
+    monkeypatch.setattr(campaign, "ENDING_SECONDS", 0.5)
+    assert add(sweep_of("a/", seconds=60), minutes=1) == 3
+    assert seen[-2], "in results/ before the job has ended"
 
 
 def test_jobs_are_chosen_by_name() -> None:
@@ -232,7 +281,7 @@ def test_jobs_are_chosen_by_name() -> None:
 
 
 def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
-    """With the real commands, small."""
+    """With the real commands, small; the sweep goes on from nothing but a journal that another machine has left."""
     corpus = write_corpus(tmp_path / "corpus")
     configs = override_files(tmp_path / "configs", corpus)
     everyone, of_row = configs[1], str(tmp_path / "configs" / "ar-grc.json")
@@ -243,12 +292,20 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
     space = ("--space", "train.learning_rate=1e-3:1e-2:log")
     record = Path("results/sweeps/text/text-ar-grc.json")
     name = "text-ar-grc-0.json"
+    sweep = Job(
+        name="text/ar-grc/sweep",
+        command=("sweep", "text-ar-grc", "--config", "small.json", "--trials", "2", *space),
+        keeps={Path("sweeps/text-ar-grc/sweep.json"): record},
+        begun={Path("sweeps/text-ar-grc/journal.log"): record.with_suffix(".journal")},
+    )
+    begun = dataclasses.replace(sweep, command=tuple("1" if word == "2" else word for word in sweep.command))
+    assert Campaign([begun], 1, None).run() == 0
+    journal, first_trial = Path("sweeps/text-ar-grc/journal.log"), json.loads(record.read_text())["best"]
+    shutil.copyfile(journal, record.with_suffix(".journal"))
+    record.unlink()
+    shutil.rmtree("sweeps")
     every = [
-        Job(
-            name="text/ar-grc/sweep",
-            command=("sweep", "text-ar-grc", "--config", "small.json", "--trials", "1", *space),
-            keeps={Path("sweeps/text-ar-grc/sweep.json"): record},
-        ),
+        sweep,
         Job(
             name="text/ar-grc",
             command=tuple(f"reproduce text --models ar-grc --seeds 0 --config {record} threads.json --untimed".split()),
@@ -260,6 +317,10 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
     result = read_result(Path("results/text") / name)
     assert isinstance(result, RunResult)
     best = json.loads(record.read_text())["best"]
+    trials = json.loads(record.read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["complete"] * 2
+    assert trials[0] == first_trial
+    assert not record.with_suffix(".journal").exists()
     assert result.config.train.learning_rate == best["params"]["train.learning_rate"]
     assert result.valid_loss == best["loss"]
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.data import prepare
-from logdepth.evaluate import PAPER_CONTEXTS
+from logdepth.evaluate import PAPER_CONTEXTS, evaluate, nats_graphs
 from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.train import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files
-from tests.tiny_corpus import tiny_data
+from tests.tiny_corpus import store_of, tiny_data
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -128,7 +128,8 @@ def all_captured() -> Iterator[list[bool]]:
         patch.setattr(Trainer, "_step", looking)
         yield seen
     seen += last.values()
-    assert all(trainer.captured is None or not trainer.captured.recordings for trainer in last)  # memory is given back
+    graphs = [one for trainer in last for one in (trainer.captured, trainer.captured_validation) if one is not None]
+    assert not any(one.recordings for one in graphs)  # memory is given back
 
 
 @every_model
@@ -164,6 +165,27 @@ def test_accelerated_runs_learn_as_plain_ones(name: str, corpus: Path, tmp_path:
     assert len(losses[0]) == 30
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[0][-1] < losses[0][0] - 0.5  # there was something to learn
+
+
+@every_model
+def test_validation_graphs_read_the_weights_as_they_are(name: str) -> None:
+    torch.use_deterministic_algorithms(False)
+    model = MODELS[name].build(VOCAB).cuda()
+    assert model.accelerate() is None
+    store = store_of(tokens_of(9_000).tolist())
+    said: list[str] = []
+    graphs = nats_graphs(model, said.append)
+    found = []
+    for _ in range(5):
+        found.append(evaluate(model, store, context=64, graphs=graphs).loss)
+        assert found[-1] == pytest.approx(evaluate(model, store, context=64).loss, rel=1e-5)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.1)
+    assert len(set(found)) == 5
+    assert None not in graphs.recordings.values()
+    assert len(graphs.recordings) >= 1
+    assert not said
 
 
 def test_a_run_may_go_on_with_or_without_acceleration(corpus: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from logdepth import evaluate as module
 from logdepth.errors import UserError
-from logdepth.evaluate import PAPER_CONTEXTS, evaluate, perplexity
+from logdepth.evaluate import PAPER_CONTEXTS, evaluate, nats_graphs, perplexity
+from tests.fake_graphs import FakeRecorder, fake_recorder  # noqa: F401 (a fixture)
 from tests.small_models import SMALL_MODELS, VOCAB
 from tests.tiny_corpus import store_of
 
@@ -190,3 +191,25 @@ def test_documents_go_through_in_parts_too(name: str, every: int, monkeypatch: p
     parts = evaluate(model, store, context=500, reset_at_documents=True)
     np.testing.assert_allclose(parts.position_nats, whole.position_nats, rtol=1e-5)
     assert max(sizes, default=0) <= 64
+
+
+@every_model
+def test_graphs_are_kept_from_one_evaluation_to_the_next_while_weights_change(
+    name: str, recorder: FakeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_TOKENS", 128)
+    model, store = SMALL_MODELS[name].build(VOCAB), store_of(TOKENS)
+    said: list[str] = []
+    graphs = nats_graphs(model, said.append)
+    found = []
+    for _ in range(4):
+        found.append(evaluate(model, store, context=64, graphs=graphs).loss)
+        assert found[-1] == evaluate(model, store, context=64).loss
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.1)
+    assert len(set(found)) == 4
+    shapes = len(graphs.recordings)
+    assert 2 <= shapes == len(recorder.graphs), "full batches, and what is left"
+    assert sum(graph.replays for graph in recorder.graphs) + recorder.warmups == 4 * (500 // 128 + 2)
+    assert not said

@@ -100,6 +100,20 @@ def test_a_sweep_is_one_that_sweep_takes(job: Job) -> None:
             assert decisive(from_dict(RunConfig, record["config"])) == decisive(command.run)
             over = [trial for trial in record["trials"] if trial["state"] in ("complete", "pruned")]
             assert len(over) == command.trials
+    ((journal, begun),) = job.begun.items()
+    assert (
+        journal == Path("sweeps") / str(command.study) / "journal.log"
+    )
+    if begun.exists():
+        assert not any(kept.exists() for kept in job.keeps.values())
+        lines = map(json.loads, begun.read_text().splitlines())
+        terms = next(
+            line["user_attr"]["logdepth"]["terms"] for line in lines if "logdepth" in line.get("user_attr", ())
+        )
+        assert terms["recipe"] == command.recipe
+        assert {name: one for name, one in terms.items() if name.startswith("--space")} == {
+            f"--space {name}": one for name, one in described(space).items()
+        }
 
 
 def test_models_of_a_study_are_searched_alike() -> None:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import gpu, program
-from benchmarks.speed import bars, parts, products
+from benchmarks.speed import bars, baselines, parts, products, startup
 from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
@@ -288,6 +288,57 @@ def test_rehearsals_share_the_pieces_of_a_part(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stdin", io.StringIO("1e12\n"))
     run_part("decoding", torch.device("cpu"), Path("results"), smoke=True)
     assert "".join(done) == "abcde", "what is measured is measured by one process"
+
+
+def test_each_rehearsal_has_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[tuple[str, int]] = []
+
+    class Recorded:
+        def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsed_share: int) -> None:
+            made.append((name, rehearsed_share))
+
+        def run(self, seconds: float) -> None: ...
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(parts, "PartProcess", Recorded)
+    rehearse(["decoding", "large"], tmp_path, smoke=True)
+    assert made == [("decoding", 0), ("decoding", 1), ("large", 0)]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_is_timed_by_itself(backward: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
+    config = bench.sizes.theirs[SINUSOIDAL]
+    milliseconds = baselines._time_of(bench, "cudnn", config, 2, 16, backward)
+    assert milliseconds is not None
+    assert milliseconds > 0
+    assert allowed == [("cudnn",)]
+
+
+def test_the_start_is_measured_as_python_is_installed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "of the other parts")
+    passed: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        passed.update(env)
+        return subprocess.CompletedProcess(command, 0, stdout='{"first_step_seconds": 1.0}\n', stderr="")
+
+    monkeypatch.setattr("benchmarks.speed.startup.subprocess.run", run)
+    for piece in startup.measure(bench):
+        piece()
+    assert "PYTHONPYCACHEPREFIX" not in passed
+    assert passed["PYTHONDONTWRITEBYTECODE"] == "1", "nor is anything left for the next time"
+    assert bench.results[0]["first_step_seconds"] == 1.0
+
+
+def test_no_cache_takes_one_attention_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with gpu._compile_caches(str(tmp_path)):
+        assert os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] == "0"
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
+        assert os.environ["TRITON_CACHE_DIR"].startswith(str(tmp_path))
 
 
 def test_what_a_rehearsal_could_not_compile_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ class Part(NamedTuple):
     seconds: float
     """After which it is ended."""
     rehearsals: int
-    """Processes that share its rehearsal: as many as there are Transformers to compile, say. 0: none, so that its own
-    process too starts in its turn."""
+    """Processes that share its rehearsal: as many as there are Transformers to compile, say. One is enough for a part
+    to import beside the others' rehearsals; with none, its own process starts in its turn."""
 
 
 PARTS = {
@@ -87,9 +87,15 @@ class PartProcess:
         command = [sys.executable, str(Path(__file__).parents[1] / "gpu.py"), "--part", name]
         command += ["--share", str(rehearsed_share)] if self.rehearsal else ["--out", str(self.results)]
         command += ["--smoke"] if smoke else []
+        some_cores = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // 4))}
         with self.errors.open("w") as stream:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stderr=stream, text=True, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                env=os.environ | some_cores if self.rehearsal else None,
+                start_new_session=True,
             )
 
     def run(self, seconds: float) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def measure(bench: Bench) -> Iterator[Piece]:
 
 def _first_step(bench: Bench, caches: Path) -> Result:
     environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
-    environment.pop("PYTHONPYCACHEPREFIX", None)  # other parts have left torch's Python compiled there
+    # Python files as they are installed, compiled or not; and they stay so.
+    environment.pop("PYTHONPYCACHEPREFIX", None)
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(Path(__file__).with_name("first_step.py")), str(bench.device)]
     if bench.sizes.smoke:
         command.append("--smoke")

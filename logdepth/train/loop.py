@@ -18,7 +18,7 @@ from torch import Tensor
 from logdepth.capture import Captured
 from logdepth.data import Batches, Prepared, TokenStore, document_bounds
 from logdepth.errors import UserError
-from logdepth.evaluate import Evaluation, evaluate, perplexity
+from logdepth.evaluate import Evaluation, evaluate, nats_graphs, perplexity
 from logdepth.models import LanguageModel, num_parameters
 from logdepth.runs import RunConfig, RunFolder, arithmetic
 from logdepth.runs.environment import environment
@@ -92,6 +92,7 @@ class Trainer:
             load_weights(self.model, load_tensors(weights)[0], weights)
         self.captured: Captured | None = None
         """A step as a CUDA graph."""
+        self.captured_validation: Captured | None = None
         self.remarks: list[str] = []
         """What whoever asked for speed should know."""
         self._make_faster()
@@ -114,10 +115,14 @@ class Trainer:
                 self._gradients_and_update,
                 clone=True,  # losses are looked at many steps later
                 changes=self.model.parameters(),
-                say=lambda line: self.progress.remark(line),
+                say=self._remark,
             )
+            self.captured_validation = nats_graphs(self.model, self._remark)
         elif accelerate:
             self.remarks.append("no CUDA graph of steps: documents that start anew have other lengths in each")
+
+    def _remark(self, line: str) -> None:
+        self.progress.remark(line)
 
     def run(self) -> Standing:
         """Trains to the end; raises Interrupted, with everything saved, when a signal asks to stop."""
@@ -136,8 +141,8 @@ class Trainer:
             StopRequest() as self.stop,
             self.watch.progress(self.total_steps, standing.step) as self.progress,
         ):
-            if self.captured is not None:
-                stack.callback(self.captured.forget)  # memory for whoever trains next in this process
+            for captured in filter(None, (self.captured, self.captured_validation)):
+                stack.callback(captured.forget)  # memory for whoever trains next in this process
             self._introduce()
             if self.config.train.init_from is not None and not self.folder.checkpoint.is_file():
                 self._save()  # from here on the run that it started from is no longer needed
@@ -271,6 +276,7 @@ class Trainer:
             context=train.context,
             precision=train.precision,
             reset_at_documents=train.reset_at_documents,
+            graphs=self.captured_validation,
             on_progress=self._give_way,
         )
         if not math.isfinite(result.loss):
