@@ -101,9 +101,7 @@ def test_a_sweep_is_one_that_sweep_takes(job: Job) -> None:
             over = [trial for trial in record["trials"] if trial["state"] in ("complete", "pruned")]
             assert len(over) == command.trials
     ((journal, begun),) = job.begun.items()
-    assert (
-        journal == Path("sweeps") / str(command.study) / "journal.log"
-    )
+    assert journal == Path("sweeps") / str(command.study) / "journal.log"
     if begun.exists():
         assert not any(kept.exists() for kept in job.keeps.values())
         lines = map(json.loads, begun.read_text().splitlines())
