@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from logdepth import ScanState, reduce, scan
 from logdepth.fused import FusedOperator, merges, why_not_fused
+from logdepth.kernels import few_rows
 from logdepth.operators import GRC, MLPLDRU, PostMerge
 from logdepth.operators.activation import ActivationName
 from logdepth.scanning import Operator, OperatorPair, reference
@@ -251,6 +252,26 @@ def test_a_backward_pass_under_autocast_rounds_no_more(kind: str) -> None:
     outside = torch.autograd.grad(losses[1], weights)
     for one, other in zip(inside, outside, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+def test_small_levels_where_nothing_is_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the products for few rows, which a GPU has for fewer bits than the interpreter multiplies."""
+    rows: list[int] = []
+
+    def fits(x: Tensor) -> bool:
+        rows.append(len(x))
+        return len(x) <= 3
+
+    monkeypatch.setattr(few_rows, "fits", fits)
+    operator, elements = operator_of(kind), elements_of(1, 13)
+    with torch.no_grad():
+        fused, plain = (scan(one, elements).prefixes for one in (FusedOperator(operator), operator))
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+    assert {1, 3, 6} <= set(rows)
+    rows.clear()
+    scan(FusedOperator(operator), elements)
+    assert not rows, "what a backward pass needs is left by other kernels"
 
 
 # What can be fused

@@ -145,6 +145,7 @@ def launch_everything(width: int) -> None:
     for count in (1, rows):
         operands = states[:count], states[:count]
         few_rows.linear(operands, weight, bias, gates[:count], activation="silu")
+        few_rows.linear([pair[:count]], weight, bias, gates[:count], activation="silu")
         mixed = torch.empty(count, width)
         few_rows.mix(gates[:count], square, bias, *operands, mixed)
         few_rows.settle(mixed, few_rows.Norm(vector, vector, 1e-5), results[:count])

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from logdepth.kernels import few_rows
 from logdepth.kernels.activation import activate, activate_backward
 from logdepth.kernels.linear import fits, linear, linear_activated
 
@@ -23,6 +24,9 @@ def linear_and_activation(
     """before = x · weightᵀ + bias, hidden = dropout(act(before)); where both are one tensor, it is left as `hidden`."""
     if hidden is before and fits(x, weight):
         linear_activated(x, weight, bias, hidden, **activation)
+    elif hidden is before and few_rows.fits(x) and not activation["rate"]:
+        # Of a small level it is the number of kernels that takes time.
+        few_rows.linear([x], weight, bias, hidden, activation=activation["activation"])
     else:
         torch.addmm(bias, x, weight.t(), out=before)
         activate(before, hidden, **activation)

@@ -37,6 +37,11 @@ class Norm(NamedTuple):
     eps: float
 
 
+def fits(x: Tensor) -> bool:
+    """Whether a product of the rows `x` is made here rather than by the library, on a GPU and in few bits."""
+    return 0 < len(x) <= MOST_ROWS and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
 def linear(
     operands: Sequence[Tensor],
     weight: Tensor,
