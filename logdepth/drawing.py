@@ -53,7 +53,7 @@ def can_draw() -> bool:
 def require_matplotlib() -> None:
     """An error before any work, where figures could not be drawn after it."""
     if not can_draw():
-        raise UserError("figures need matplotlib; install it with: pip install 'logdepth[report]'")
+        raise UserError("figures need matplotlib; install it with: pip install '.[report]'")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from logdepth.cli import VERBS, main
 from logdepth.data import CORPORA
 from logdepth.progress import Progress, in_words
 from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import RunFolder
+from logdepth.runs import RunConfig, RunFolder
+from logdepth.train import Standing
 from tests.command_line import refused
 from tests.tiny_corpus import VOCAB
 
@@ -158,6 +159,34 @@ def test_unknown_text_is_mentioned(trained: Path, tmp_path: Path, capsys: pytest
     (tmp_path / "test.txt").write_text("the cat ☃ draws 漢字 .\n")
     assert main(["evaluate", str(trained), "--paths", str(tmp_path)]) == 0
     assert "of the tokens are unknown to the tokenizer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ([], 500),
+        (["--train.epochs", "50"], None),
+        (["--train.epochs=3"], None),
+        (["--train.epochs", "3", "--train.max-steps", "7"], 7),
+        (["--config", "epochs.json"], None),
+        (["--config", "both.json"], 7),
+    ],
+)
+def test_epochs_that_are_asked_for_count(
+    arguments: list[str], steps: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("epochs.json").write_text('{"train": {"epochs": 3}}')
+    Path("both.json").write_text('{"train": {"epochs": 3, "max_steps": 7}}')
+    trained: list[RunConfig] = []
+
+    def train(config: RunConfig, *_: object) -> Standing:
+        trained.append(config)
+        return Standing(finished="all steps done", best_step=1, best_loss=1.0)
+
+    monkeypatch.setattr("logdepth.cli.train.train", train)
+    assert main(["train", "pydocs-ar-grc", *arguments]) == 0
+    assert [config.train.max_steps for config in trained] == [steps]
 
 
 def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

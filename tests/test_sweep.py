@@ -278,7 +278,7 @@ def test_without_optuna(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     line = refused(capsys, *flags(corpus, tmp_path))
-    assert line == "logdepth sweep: sweeps need optuna; pip install 'logdepth[sweep]'"
+    assert line == "logdepth sweep: sweeps need optuna; pip install '.[sweep]'"
 
 
 def test_without_matplotlib(

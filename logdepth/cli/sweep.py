@@ -12,7 +12,7 @@ import tyro
 
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, named_first, parse, value_of
-from logdepth.cli.train import changed
+from logdepth.cli.train import changed, counting_epochs
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import OF_THE_MACHINE, RunConfig
@@ -71,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     config = recipe(name or "pydocs-ar-grc")
     if file is not None:
         config = changed(config, changes_in(Path(file)), file)
+    config = counting_epochs(config, arguments)
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
@@ -94,7 +95,7 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
     try:
         import optuna as _  # noqa: F401
     except ImportError:
-        raise UserError("sweeps need optuna; pip install 'logdepth[sweep]'") from None
+        raise UserError("sweeps need optuna; pip install '.[sweep]'") from None
     from logdepth.sweep import Search, default_specs, parse_space, without_password, work
 
     if command.storage is not None:  # the command is recorded with every trial

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("which recipe? `logdepth recipes` lists them; or --resume RUN to go on with a run")
     else:
         config = changed(recipe(name or "pydocs-ar-grc"), changes, str(file))
+    config = counting_epochs(config, arguments)
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
     if command.recipe != (name or ""):  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
@@ -87,11 +88,24 @@ def changed(config: RunConfig, changes: dict[str, Any], file: str) -> RunConfig:
         if of_recipe in RECIPES and recipe(of_recipe).data.corpus != config.data.corpus:
             print(f"{file} is for '{of_recipe}': what suits that corpus is used for another here", file=sys.stderr)
         changes = changes["config"]
+    train = changes.get("train")
+    if isinstance(train, dict) and "epochs" in train and "max_steps" not in train:
+        config = _without_steps(config)
     after = override(config, changes, file)
     if type(after.model) is not type(config.model):
         kinds = f"{type(after.model).__name__}, not {type(config.model).__name__}"
         raise UserError(f"{file} is for a {kinds} as this recipe has; leave out the recipe to train it as it is")
     return after
+
+
+def counting_epochs(config: RunConfig, arguments: Sequence[str]) -> RunConfig:
+    """Where epochs are asked for, or searched, and no number of steps, they count: a recipe's steps would win."""
+    names = {argument.split("=")[0].replace("_", "-").removeprefix("--") for argument in arguments}
+    return _without_steps(config) if "train.epochs" in names and "train.max-steps" not in names else config
+
+
+def _without_steps(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, max_steps=None))
 
 
 def _resume(arguments: Sequence[str]) -> int:

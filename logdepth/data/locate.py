@@ -40,7 +40,7 @@ def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterato
     try:
         import datasets
     except ImportError:
-        raise UserError(f"{missing}, or `pip install 'logdepth[hub]'` to fetch {name} from the hub") from None
+        raise UserError(f"{missing}, or `pip install '.[hub]'` to fetch {name} from the hub") from None
     try:
         rows = datasets.load_dataset(name, config, split=split, streaming=True)
         yield from rows

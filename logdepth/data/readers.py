@@ -135,4 +135,4 @@ def _needed(module: str, file: Path) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.split(".")[0]
-        raise UserError(f"reading {file} needs {package}: `pip install 'logdepth[data]'`") from None
+        raise UserError(f"reading {file} needs {package}: `pip install '.[data]'`") from None

@@ -73,7 +73,7 @@ def write_tables(out: Path, record: dict[str, Any]) -> None:
 def draw(out: Path, rows: list[dict[str, Any]], study: optuna.Study) -> str | None:
     """The figures; returns what was left out, and why."""
     if not can_draw():
-        return "no figures: they need matplotlib; pip install 'logdepth[sweep]'"
+        return "no figures: they need matplotlib; pip install '.[sweep]'"
     _draw_history(out / "history", rows)
     complete = sum(row["state"] == "complete" for row in rows)
     if complete < FEWEST_FOR_IMPORTANCE:

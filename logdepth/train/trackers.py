@@ -23,7 +23,7 @@ def check_trackers(config: RunConfig) -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            raise UserError(f"the tracker {name} is not installed; `pip install 'logdepth[trackers]'`") from None
+            raise UserError(f"the tracker {name} is not installed; `pip install '.[trackers]'`") from None
 
 
 def open_trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
