@@ -266,7 +266,7 @@ def test_trackers_that_are_not_installed_are_refused(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'logdepth\[trackers\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[trackers\]'"):
         train(run_config(corpus, trackers=("wandb",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
