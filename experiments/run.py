@@ -132,11 +132,13 @@ def bring_what_is_begun(job: Job) -> str | None:
 
 def keep_what_is_begun(job: Job) -> None:
     """In results/, for as long as the job is not done."""
+    done = is_done(job)
     for written, kept in job.begun.items():
-        here, there = whole_lines(written), whole_lines(kept)
-        if is_done(job):
+        if done:
             kept.unlink(missing_ok=True)
-        elif len(here) > len(there) and here.startswith(there):
+            continue
+        here, there = whole_lines(written), whole_lines(kept)
+        if len(here) > len(there) and here.startswith(there):
             with replacing(kept) as new:
                 new.write_bytes(here)
 

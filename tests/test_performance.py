@@ -2,15 +2,10 @@
 
 import dataclasses
 import importlib
-import io
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,14 +15,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import gpu, program
-from benchmarks.speed import bars, baselines, parts, products, startup
+from benchmarks.speed import bars, products
 from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
-from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
+from benchmarks.speed.parts import PARTS
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
-from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
 
 ROOT = Path(__file__).parent.parent
@@ -239,173 +232,6 @@ def test_every_bar_has_a_row_even_where_nothing_was_measured() -> None:
     assert len(dict.fromkeys(whats)) == 18
 
 
-def test_a_failure_does_not_end_a_part(bench: Bench) -> None:
-    def fails() -> dict[str, Any]:
-        raise RuntimeError("first line\nsecond line")
-
-    bench.attempt(fails, model="one")
-    bench.attempt(lambda: {"milliseconds": 1.0}, model="two")
-    bench.deadline = 0.0
-    bench.attempt(lambda: {"milliseconds": 1.0}, model="three")
-    first, second, third = json.loads(bench.out.read_text())
-    assert first == {"model": "one", "failed": "RuntimeError: first line"}
-    assert second["milliseconds"] == 1.0
-    assert third == {"model": "three", "failed": "TimeoutError: no time left"}
-
-
-def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    part = PartProcess("rates", tmp_path, smoke=True).run(0.01)
-    assert (part["status"], part["results"]) == ("timed out", [])
-
-
-def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "__file__", str(tmp_path / "speed" / "parts.py"))
-    part = PartProcess("rates", tmp_path, smoke=True).run(60.0)
-    assert part["status"] == "failed"
-    assert "No such file" in part["message"]
-
-
-def test_a_rehearsal_leaves_no_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    done = PartProcess("large", tmp_path, smoke=True, rehearsed_share=0).run(60.0)
-    assert (done["status"], done["results"]) == ("done", [])
-    assert capfd.readouterr().out == ""
-
-
-def test_rehearsals_share_the_pieces_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(parts, "signal_when_parent_ends", lambda _: None)
-    monkeypatch.setattr(f"{PARTS['decoding'].module}.measure", lambda _: (partial(done.append, one) for one in "abcde"))
-    shares = []
-    for share in range(PARTS["decoding"].rehearsals):
-        monkeypatch.setattr("sys.stdin", io.StringIO("1e12\n"))
-        run_part("decoding", torch.device("cpu"), None, smoke=True, share=share)
-        shares.append("".join(done))
-        done.clear()
-    assert shares == ["ace", "bd"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("1e12\n"))
-    run_part("decoding", torch.device("cpu"), Path("results"), smoke=True)
-    assert "".join(done) == "abcde", "what is measured is measured by one process"
-
-
-def test_each_rehearsal_has_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[tuple[str, int]] = []
-
-    class Recorded:
-        def __init__(self, name: str, folder: Path, smoke: bool, *, rehearsed_share: int) -> None:
-            made.append((name, rehearsed_share))
-
-        def run(self, seconds: float) -> None: ...
-
-        def end(self) -> None: ...
-
-    monkeypatch.setattr(parts, "PartProcess", Recorded)
-    rehearse(["decoding", "large"], tmp_path, smoke=True)
-    assert made == [("decoding", 0), ("decoding", 1), ("large", 0)]
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_attention_is_timed_by_itself(backward: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[tuple[str, ...]] = []
-    monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
-    config = bench.sizes.theirs[SINUSOIDAL]
-    milliseconds = baselines._time_of(bench, "cudnn", config, 2, 16, backward)
-    assert milliseconds is not None
-    assert milliseconds > 0
-    assert allowed == [("cudnn",)]
-
-
-def test_the_start_is_measured_as_python_is_installed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "of the other parts")
-    passed: dict[str, str] = {}
-
-    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        passed.update(env)
-        return subprocess.CompletedProcess(command, 0, stdout='{"first_step_seconds": 1.0}\n', stderr="")
-
-    monkeypatch.setattr("benchmarks.speed.startup.subprocess.run", run)
-    for piece in startup.measure(bench):
-        piece()
-    assert "PYTHONPYCACHEPREFIX" not in passed
-    assert passed["PYTHONDONTWRITEBYTECODE"] == "1", "nor is anything left for the next time"
-    assert bench.results[0]["first_step_seconds"] == 1.0
-
-
-def test_no_cache_takes_one_attention_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    with gpu._compile_caches(str(tmp_path)):
-        assert os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] == "0"
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
-        assert os.environ["TRITON_CACHE_DIR"].startswith(str(tmp_path))
-
-
-def test_what_a_rehearsal_could_not_compile_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> dict[str, Any]:
-        raise MemoryError("no room")
-
-    bench = Bench(smoke(), torch.device("cpu"), None, seconds=60)
-    bench.attempt(fail, model="a")
-    bench.attempt(lambda: {"milliseconds": 1.0}, model="b")
-    assert capsys.readouterr().out == "  not compiled before: model a, failed MemoryError: no room\n"
-    assert bench.results == []
-
-
-def test_a_rehearsal_that_takes_too_long_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(parts, "REHEARSAL_SECONDS", 0.1)
-    choice = tmp_path / "inductor" / "ab" / f"kernel{parts.BEST_CONFIG}"
-    choice.parent.mkdir(parents=True)
-    choice.touch()
-    rehearse(["large", "decoding"], tmp_path, smoke=True)
-    assert re.fullmatch(r"compiled in \d+ s\n", capsys.readouterr().out)
-    assert not choice.exists(), "what was fastest beside others may not be when alone"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_no_process_outlives_the_benchmark(number: int) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["OMP_NUM_THREADS"] = "1"
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--parts", "large,decoding"]
-    benchmark = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
-    while len(_children(benchmark.pid)) < 5:  # two parts, and their rehearsals: two share decoding's
-        assert benchmark.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    children = _children(benchmark.pid)
-    benchmark.send_signal(number)
-    said = benchmark.communicate(timeout=60)[1]
-    assert benchmark.returncode == 128 + number
-    assert "Traceback" not in said
-    end = time.monotonic() + 60  # one that was just being started ends when it has imported what it needs
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < end, said
-        time.sleep(0.1)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    machine = {"device": "NVIDIA H200", "torch": "2.11", "triton": "3.6"}
-    file.write_text(json.dumps({"machine": machine, "parts": {"rates": {}}, "seconds": 9.0}))
-    assert gpu._gone_on_with(file, {"machine": machine})["parts"] == {"rates": {}}
-    with pytest.raises(UserError, match=r"made with torch 2\.11, this is 2\.12: run all parts"):
-        gpu._gone_on_with(file, {"machine": machine | {"torch": "2.12"}})
-
-
-def test_a_benchmark_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--parts", "rates,nothing"])
-    with pytest.raises(SystemExit, match=r"^2$"):
-        program.run(gpu.main)
-    assert capsys.readouterr().err.startswith("there is no part 'nothing'; parts are startup, rates")
-
-
 def test_sizes_are_the_papers() -> None:
     sizes: Sizes = full()
     with torch.device("meta"):
@@ -414,12 +240,3 @@ def test_sizes_are_the_papers() -> None:
     assert millions == {BOTH_NETS: pytest.approx(16.6, abs=0.05), NO_NETS: pytest.approx(10.9, abs=0.05)}
     assert {config.num_heads for config in sizes.theirs.values()} == {8, 16}
     assert dataclasses.asdict(sizes.ours[BOTH_NETS])["leaf_dropout"] == 0.1
-
-
-def test_a_part_that_fails_keeps_what_was_measured_before() -> None:
-    done, failed = {"status": "done"}, {"status": "failed"}
-    assert gpu.better_of(done, failed) is done
-    assert gpu.better_of(failed, done) is done
-    assert gpu.better_of(None, failed) is failed
-    other = {"status": "done", "seconds": 1}
-    assert gpu.better_of(done, other) is other
