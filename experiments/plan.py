@@ -6,6 +6,7 @@ is then their --config. Most important first; times last, because nothing else m
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 RESULTS = Path("results")
@@ -33,7 +34,7 @@ class Job:
     after: tuple[str, ...] = ()
     """Jobs whose kept files this one reads."""
     in_parts: bool = False
-    """Whether each of its files is worth keeping before all are there."""
+    """Whether each of its files is worth keeping as soon as it is there, however the command ends."""
     alone: bool = False
     """Whether nothing may run beside it."""
 
@@ -79,7 +80,7 @@ PTB_TUNED = Sweep(
     flags=("--train.shift-windows", "--train.warmup-steps", "200"),
     row_flags=NET_EVERYWHERE,
     spaces=_spaces(
-        ("train.learning_rate=6e-4:8e-3:log", "train.weight_decay=0.01:1:log", "train.epochs=24,48,96"),
+        ("train.learning_rate=6e-4:8e-3:log", "train.weight_decay=0.01:1:log", "train.epochs=24,48,72"),
         inside="0.05:0.35:0.05",
         around="0.1:0.5:0.05",
     ),
@@ -158,15 +159,14 @@ def _runs(
     flags: Sequence[str] = (),
     after: tuple[str, ...] = (),
 ) -> Iterator[Job]:
-    """A job a model: two processes need two folders."""
-    for row in rows:
-        out = Path("studies") / f"{study}-{row}"
-        names = [f"{corpus}-{row}-{seed}.json" for seed in seeds]
+    """A job a model and seed: the finer they are, the better lanes are filled; two processes need two folders."""
+    for row, seed in product(rows, seeds):
+        out = Path("studies") / f"{study}-{row}-{seed}"
+        name = f"{corpus}-{row}-{seed}.json"
         yield Job(
-            name=f"{study}/{row}",
-            command=(*_reproduce(corpus, out, configs, [row], seeds), *_faster(row, "--"), "--untimed", *flags),
-            keeps={out / "results" / name: RESULTS / study / name for name in names},
-            starts_from={RESULTS / study / name: out / "results" / name for name in names},
+            name=f"{study}/{row}/{seed}",
+            command=(*_reproduce(corpus, out, configs, [row], [seed]), *_faster(row, "--"), "--untimed", *flags),
+            keeps={out / "results" / name: RESULTS / study / name},
             after=after,
             in_parts=True,
         )
@@ -183,7 +183,7 @@ def _times(
         command=(*_reproduce(corpus, out, configs, rows, seeds), "--accelerate", "--compile"),
         keeps={out / "results" / timing: kept / timing},
         starts_from={kept / f"{corpus}-*.json": out / "results" / f"{corpus}-*.json"},
-        after=tuple(f"{corpus}/{row}" for row in rows),
+        after=tuple(f"{corpus}/{row}/{seed}" for row, seed in product(rows, seeds)),
         alone=True,
     )
 

@@ -47,7 +47,8 @@ def main() -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a study, as ptb, or a job of it, as ptb/ar-grc; * stands for anything (default: all)",
+        help="a study, as ptb, or jobs of it, as ptb/ar-grc or 'ptb/*/sweep'; * stands for anything; those named first "
+        "begin first (default: all)",
     )
     parser.add_argument("--list", action="store_true", help="only say what is done and what is left")
     parser.add_argument("--lanes", type=int, default=1, help="jobs at a time (default: %(default)s)")
@@ -82,7 +83,7 @@ def from_the_project(path: Path) -> Path:
 
 
 def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
-    """Jobs by their names, or by their study's."""
+    """Jobs by their names, or by their study's, in the order of `patterns`."""
 
     def matches(job: Job, pattern: str) -> bool:
         return any(fnmatch.fnmatch(job.name, one) for one in (pattern, f"{pattern}/*"))
@@ -90,7 +91,9 @@ def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
     for pattern in patterns:
         if not any(matches(job, pattern) for job in every):
             raise UserError(f"there is no job '{pattern}'; `python experiments/run.py --list` names them")
-    return [job for job in every if not patterns or any(matches(job, pattern) for pattern in patterns)]
+    if not patterns:
+        return list(every)
+    return list({job.name: job for pattern in patterns for job in every if matches(job, pattern)}.values())
 
 
 def refuse_without_what_it_reads(chosen: Sequence[Job], every: Sequence[Job]) -> None:

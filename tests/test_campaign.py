@@ -270,7 +270,7 @@ def test_jobs_are_chosen_by_name() -> None:
     every = [sweep, runs, other]
     assert chosen_of(every, []) == every
     assert chosen_of(every, ["ptb"]) == chosen_of(every, ["p*/*"]) == [sweep, runs]
-    assert chosen_of(every, ["ptb/runs", "webmix"]) == [runs, other]
+    assert chosen_of(every, ["webmix", "ptb/runs", "ptb"]) == [other, runs, sweep], "as they are named"
     with pytest.raises(UserError, match=r"there is no job 'wikitext'; .*--list` names them"):
         chosen_of(every, ["wikitext"])
     with pytest.raises(UserError, match="'ptb/runs' needs 'ptb/sweep', which is not done; name it too"):
@@ -334,7 +334,7 @@ def test_corpora_are_named_as_seen_from_the_project() -> None:
 def test_the_program_lists_and_refuses() -> None:
     program = [sys.executable, str(Path(campaign.__file__))]
     listed = subprocess.run([*program, "--list", "wikitext2"], capture_output=True, text=True, check=True)
-    assert "done  wikitext2/ar-grc\n      logdepth reproduce wikitext2 --models ar-grc " in listed.stdout
+    assert "done  wikitext2/ar-grc/0\n      logdepth reproduce wikitext2 --models ar-grc " in listed.stdout
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),
