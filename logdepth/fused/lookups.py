@@ -20,6 +20,7 @@ class Lookups:
 
     @property
     def order(self) -> TokenOrder:
+        """Made when it is first asked for."""
         if self._order is None:
             self._order = order_of(self.tokens, self.vocab_size)
         return self._order

@@ -14,6 +14,7 @@ from logdepth.operators.initialisation import scaled_linear
 
 if TYPE_CHECKING:
     from logdepth.fused.casts import Casts
+    from logdepth.fused.layers import Layer
 
 
 class EmbeddingNet(nn.Module):
@@ -36,13 +37,14 @@ class EmbeddingNet(nn.Module):
 
     def fused(self, casts: "Casts", states: Tensor) -> Tensor:
         """The same by fused kernels, of `[rows, width]` in the dtype of the products."""
-        from logdepth.fused.linear_normed import linear_normed
+        from logdepth.fused.layers import Layer, through_layers
 
-        hidden = linear_normed(casts, _pair(self.stem), states)
+        layers = [Layer(*_pair(self.stem), source=0)]
         for block in self.blocks:
             assert isinstance(block, _Residual)
-            hidden = block.fused(casts, hidden)
-        return linear_normed(casts, _pair(self.out), hidden, skip=states, silu=False)
+            block.add_layers(layers)
+        layers.append(Layer(*_pair(self.out), source=len(layers), skip=0, silu=False))
+        return through_layers(casts, layers, states)
 
 
 class _Residual(nn.Module):
@@ -60,15 +62,19 @@ class _Residual(nn.Module):
             inner = F.silu(one(inner))
         return F.silu(self.skip(states) + last(inner))
 
-    def fused(self, casts: "Casts", states: Tensor) -> Tensor:
-        from logdepth.fused.linear_normed import linear, linear_normed
+    def add_layers(self, layers: "list[Layer]") -> None:
+        """Its layers, after those that there are."""
+        from logdepth.fused.layers import Layer
 
+        before = skip = len(layers)
         *hidden, last = self.maps
-        inner = states
         for one in hidden:
-            inner = linear_normed(casts, _pair(one), inner)
-        skip = linear(casts, self.skip, states) if isinstance(self.skip, nn.Linear) else states
-        return linear_normed(casts, _pair(last), inner, skip=skip)
+            layers.append(Layer(*_pair(one), source=len(layers)))
+        inner = len(layers)
+        if isinstance(self.skip, nn.Linear):
+            layers.append(Layer(self.skip, None, source=before))
+            skip = len(layers)
+        layers.append(Layer(*_pair(last), source=inner, skip=skip))
 
 
 def _normed_linear(before: int, after: int) -> nn.Sequential:
