@@ -1,4 +1,4 @@
-"""Work that nothing waits for until the end of a backward pass: on a GPU beside the rest, on a second stream."""
+"""Work that nothing waits for at once: on a GPU beside the rest, on a second stream."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _second_stream(device) if device.type == "cuda" else None
+        self._at_work = False
         self._read: list[Tensor] = []
 
     @contextmanager
@@ -21,14 +22,16 @@ class Beside:
         if self._stream is None:
             yield
             return
+        self._at_work = True
         self._read += read
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        if self._stream is not None:
+        if self._stream is not None and self._at_work:  # a capture must not wait for a stream that has no part in it
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            self._at_work = False
             self._read.clear()
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
@@ -34,7 +35,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        return grad @ weight, None, None, matrix_grad(grad, x), column_sums(grad)
+        second = Beside(grad.device)
+        with second.beside():
+            learnt = matrix_grad(grad, x), column_sums(grad)
+        x_grad = grad @ weight
+        second.join()
+        return x_grad, None, None, *learnt
 
 
 class _Normed(torch.autograd.Function):
