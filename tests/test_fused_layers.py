@@ -127,7 +127,7 @@ def test_on_a_gpu_sums_beside_the_rest_are_those_of_one_stream(
     one_stream = gradients(net, x, grad, fused=True)
     for outcome in several:
         for one, other in zip(outcome, one_stream, strict=True):
-            assert torch.equal(one, other)
+            assert (one - other).norm() < 5e-3 * other.norm()
 
 
 @on_gpu
