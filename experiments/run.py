@@ -209,14 +209,13 @@ class Campaign:
         self.stopping = True
 
     def _startable(self) -> Job | None:
-        """The first whose turn it can be. What must be alone waits for the others, and they do not overtake it."""
-        for job in self.waiting:
-            if not all(is_done(other) for other in self.all if other.name in job.after):
-                continue
-            if any(one.job.alone for one in self.running) or (job.alone and self.running):
-                return None
-            return job
-        return None
+        """The first whose turn it can be; what must be alone, when there is nothing else to start or to wait for."""
+        ready = [job for job in self.waiting if all(is_done(other) for other in self.all if other.name in job.after)]
+        if any(one.job.alone for one in self.running):
+            return None
+        if beside_others := [job for job in ready if not job.alone]:
+            return beside_others[0]
+        return ready[0] if ready and not self.running else None
 
     def _start_some(self) -> None:
         while len(self.running) < self.lanes and (job := self._startable()):

@@ -101,6 +101,7 @@ def test_nothing_runs_beside_what_must_be_alone() -> None:
     start, end = spans()["times"]
     for name, (other_start, other_end) in spans().items():
         assert name == "times" or other_end <= start or other_start >= end
+    assert begun()[-1] == "times", "lanes are not left empty for it while there is other work"
 
 
 def test_a_job_waits_for_what_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
