@@ -1,5 +1,6 @@
 """Layers as one node of the graph: values and gradients of the plain net; sums beside the rest are there in time."""
 
+import contextlib
 import copy
 import weakref
 from typing import Any
@@ -98,7 +99,7 @@ def test_without_a_backward_pass_no_value_is_kept_longer_than_it_is_read(monkeyp
     monkeypatch.setattr(fused_layers, "fill_normed", watched)
     with torch.no_grad():
         net.fused(casts_of(net), x)
-    assert max(alive) <= 2
+    assert max(alive) == 1
     alive.clear()
     made.clear()
     kept = net.fused(casts_of(net), x)
@@ -106,11 +107,19 @@ def test_without_a_backward_pass_no_value_is_kept_longer_than_it_is_read(monkeyp
     assert kept.requires_grad
 
 
+def test_nothing_is_kept_where_nothing_learns() -> None:
+    net, x = net_of().requires_grad_(False), torch.randn(3, WIDTH, device=DEVICE)
+    assert not net.fused(casts_of(net), x).requires_grad
+    moved = x.clone().requires_grad_()
+    net.fused(casts_of(net), moved).sum().backward()
+    expected = x.clone().requires_grad_()
+    net(expected).sum().backward()
+    torch.testing.assert_close(moved.grad, expected.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_beside_is_at_once_without_a_gpu() -> None:
-    second = Beside(torch.device("cpu"))
-    with second.beside(torch.ones(1)):
+    with Beside(torch.device("cpu")) as second, second.beside(torch.ones(1)):
         total = torch.ones(3).sum()
-    second.join()
     assert total == 3
 
 
@@ -127,7 +136,20 @@ def test_on_a_gpu_sums_beside_the_rest_are_those_of_one_stream(
     one_stream = gradients(net, x, grad, fused=True)
     for outcome in several:
         for one, other in zip(outcome, one_stream, strict=True):
-            assert (one - other).norm() < 5e-3 * other.norm()
+            near = 1e-4 if one.dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
+
+
+@on_gpu
+def test_on_a_gpu_what_fails_beside_is_waited_for_too() -> None:
+    """A capture that ends with work that nobody waits for would fail by that, and say nothing of the cause."""
+    graph, number = torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
+    failing = contextlib.suppress(ZeroDivisionError)
+    with torch.cuda.graph(graph), failing, Beside(number.device) as second, second.beside(number):
+        number += 1
+        raise ZeroDivisionError
+    graph.replay()
+    assert number.item() == 1
 
 
 @on_gpu
@@ -144,7 +166,8 @@ def test_on_a_gpu_a_graph_of_it_gives_the_same_each_time() -> None:
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        Beside(DEVICE).join()  # where nothing was done beside, there is nothing to wait for
+        with Beside(x.device):
+            pass  # where nothing was done beside, there is nothing to wait for
         actual = gradients(net, x, grad, fused=True)
     for _ in range(5):
         graph.replay()

@@ -102,39 +102,41 @@ def test_attention_is_timed_by_itself(backward: bool, bench: Bench, monkeypatch:
     allowed: list[tuple[str, ...]] = []
     monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
     config = bench.sizes.theirs[SINUSOIDAL]
-    assert baselines._time_of(bench, "cudnn", config, 2, 16, backward) > 0
+    milliseconds = baselines._time_of(bench, "cudnn", config, 2, 16, backward)
+    assert milliseconds is not None
+    assert milliseconds > 0
     assert allowed == [("cudnn",)]
 
 
-def test_the_fastest_attention_is_allowed_and_none_is_taken_unseen(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_attention_is_allowed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[str, ...]] = []
-    times: dict[str, float] = {"flash": 2.0, "cudnn": 1.0}
-
-    def time_of(_bench: Bench, kernel: str, *_: object) -> float:
-        if kernel not in times:
-            raise RuntimeError(f"no {kernel}")
-        return times[kernel]
-
+    times: dict[str, float | None] = {"flash": 2.0, "cudnn": 1.0}
     monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
-    monkeypatch.setattr(baselines, "_time_of", time_of)
+    monkeypatch.setattr(baselines, "_time_of", lambda _bench, kernel, *_: times[kernel])
     monkeypatch.setattr(Bench, "cuda", True)
     config = bench.sizes.theirs[SINUSOIDAL]
-
-    def chosen() -> dict[str, object]:
+    for best in ("cudnn", "flash"):
         with baselines.fastest_attention(bench, config, 2, 16, backward=True) as found:
-            assert found["attention"] == f"SDPA, {allowed[-1][0]}"
-            return found
+            assert allowed[-1] == (best,)
+            assert found == {"attention": f"SDPA, {best}", "attention_milliseconds": times}
+        assert allowed[-1] == baselines.KERNELS, "afterwards all are"
+        times["cudnn"] = None
 
-    assert chosen()["attention"] == "SDPA, cudnn"
-    assert allowed[-1] == baselines.KERNELS, "afterwards all are"
-    del times["cudnn"]
-    assert chosen()["attention"] == "SDPA, flash"
-    assert chosen()["attention_refused"] == {"cudnn": "no cudnn"}
-    times.clear()
-    with pytest.raises(RuntimeError, match="no attention could be timed"):
-        chosen()
+
+def test_no_attention_is_passed_over_for_another_reason_than_that_it_is_not_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "No available kernel. Aborting execution."
+    config = bench.sizes.theirs[SINUSOIDAL]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(baselines.F, "scaled_dot_product_attention", refuse)
+    assert baselines._time_of(bench, "cudnn", config, 2, 16, True) is None
+    said = "no CUDA graph of attention: it cannot be captured"
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        baselines._time_of(bench, "cudnn", config, 2, 16, True)
 
 
 def test_the_start_is_measured_as_python_is_installed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

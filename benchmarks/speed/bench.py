@@ -73,6 +73,7 @@ class Bench:
             torch.compiler.reset()
         gc.collect()
         if self.cuda:
+            torch._C._cuda_clearCublasWorkspaces()  # else they count for the first model alone
             torch.cuda.empty_cache()
 
     def tokens(self, vocab_size: int, *shape: int) -> list[Tensor]:

@@ -3,7 +3,7 @@
 As one, because of its backward pass: a chain of short kernels, beside which the weights' gradients are summed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from logdepth.kernels.norm import fill_normed
 
 
 class Layer(NamedTuple):
-    """act(LN(W · x + b) + skip), or W · x + b without a norm."""
+    """act(LN(W · x + b) + skip), or W · x + b without a norm, which then has no skip either."""
 
     linear: nn.Linear
     norm: nn.LayerNorm | None
@@ -38,22 +38,22 @@ class Layer(NamedTuple):
 
 
 class _Trace(NamedTuple):
-    """What a backward pass reads of a layer; of one without a norm, `mapped` is not read, nor what comes after it."""
+    """What a backward pass reads of a layer; of one without a norm, none of the last four."""
 
     x: Tensor
     weight: Tensor
-    mapped: Tensor
-    scale: Tensor | None
-    shift: Tensor | None
-    skip: Tensor | None
+    mapped: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    skip: Tensor | None = None
 
 
 def through_layers(casts: Casts, layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """What the last layer makes of `x` `[rows, width]`, in the dtype of the products."""
-    if not torch.is_grad_enabled():
-        return _forward(casts, layers, x, None)
-    learnt = (one for layer in layers for one in layer.parameters())
-    return _Layers.apply(casts, layers, x, *learnt)  # type: ignore[no-any-return, no-untyped-call]
+    """What the last layer makes of `x` `[rows, width]`, in the dtype of the products; all others are read."""
+    learnt = [one for layer in layers for one in layer.parameters()]
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *learnt)):
+        return _Layers.apply(casts, tuple(layers), x, *learnt)  # type: ignore[no-any-return, no-untyped-call]
+    return _forward(casts, layers, x, None)
 
 
 def _forward(casts: Casts, layers: Sequence[Layer], x: Tensor, traces: list[_Trace] | None) -> Tensor:
@@ -61,19 +61,26 @@ def _forward(casts: Casts, layers: Sequence[Layer], x: Tensor, traces: list[_Tra
     values = {0: x}
     last_read = {value: number for number, layer in enumerate(layers, start=1) for value in layer.reads()}
     for number, layer in enumerate(layers, start=1):
-        source, weight = values[layer.source], casts[layer.linear.weight]
-        mapped = values[number] = torch.addmm(casts[layer.linear.bias], source, weight.t())
-        trace = _Trace(source, weight, mapped, None, None, None)
-        if norm := layer.norm:
-            skip = None if layer.skip is None else values[layer.skip]
-            trace = _Trace(source, weight, mapped, norm.weight, norm.bias, skip)
-            values[number] = torch.empty_like(mapped)
-            fill_normed(mapped, norm.weight, norm.bias, skip, values[number], eps=norm.eps, silu=layer.silu)
-        if traces is not None:
-            traces.append(trace)
-        else:
+        values[number] = _value(casts, layer, values, traces)
+        if traces is None:
             values = {value: kept for value, kept in values.items() if last_read.get(value, number + 1) > number}
     return values[len(layers)]
+
+
+def _value(casts: Casts, layer: Layer, values: Mapping[int, Tensor], traces: list[_Trace] | None) -> Tensor:
+    x, weight = values[layer.source], casts[layer.linear.weight]
+    mapped = torch.addmm(casts[layer.linear.bias], x, weight.t())
+    if layer.norm is None:
+        if traces is not None:
+            traces.append(_Trace(x, weight))
+        return mapped
+    skip = None if layer.skip is None else values[layer.skip]
+    scale, shift = layer.norm.weight, layer.norm.bias
+    out = torch.empty_like(mapped)
+    fill_normed(mapped, scale, shift, skip, out, eps=layer.norm.eps, silu=layer.silu)
+    if traces is not None:
+        traces.append(_Trace(x, weight, mapped, scale, shift, skip))
+    return out
 
 
 class _Layers(torch.autograd.Function):
@@ -92,19 +99,18 @@ class _Layers(torch.autograd.Function):
         saved, size = ctx.saved_tensors, len(_Trace._fields)
         grads = {len(layers): grad.contiguous()}
         learnt: list[Tensor] = []
-        second = Beside(grad.device)
-        for number in range(len(layers), 0, -1):
-            layer, trace = layers[number - 1], _Trace(*saved[size * (number - 1) : size * number])
-            of_mapped, of_skip, learnt_here = _backward(second, layer, trace, grads.pop(number))
-            learnt = [*learnt_here, *learnt]
-            if layer.skip is not None and of_skip is not None:
-                grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
-            grads[layer.source] = (
-                torch.addmm(grads[layer.source], of_mapped, trace.weight)
-                if layer.source in grads
-                else of_mapped @ trace.weight
-            )
-        second.join()
+        with Beside(grad.device) as second:
+            for number in range(len(layers), 0, -1):
+                layer, trace = layers[number - 1], _Trace(*saved[size * (number - 1) : size * number])
+                of_mapped, of_skip, learnt_here = _backward(second, layer, trace, grads.pop(number))
+                learnt = [*learnt_here, *learnt]
+                if layer.skip is not None and of_skip is not None:
+                    grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
+                grads[layer.source] = (
+                    torch.addmm(grads[layer.source], of_mapped, trace.weight)
+                    if layer.source in grads
+                    else of_mapped @ trace.weight
+                )
         return None, None, grads[0], *learnt
 
 
@@ -114,12 +120,17 @@ def _backward(
     """Gradients of W · x + b, of the skip, and of the parameters; these are summed beside the rest."""
     if layer.norm is None:
         with second.beside(grad):
-            return grad, None, (matrix_grad(grad, trace.x), column_sums(grad))
+            learnt = matrix_grad(grad, trace.x), column_sums(grad)
+        second.made(*learnt)
+        return grad, None, learnt
+    assert trace.mapped is not None
     assert trace.scale is not None
     assert trace.shift is not None
-    of_mapped, of_skip, sums = normed_gradients(
+    of_mapped, of_skip, partial_sums = normed_gradients(
         grad, trace.mapped, trace.scale, trace.shift, trace.skip, eps=layer.norm.eps, silu=layer.silu
     )
-    with second.beside(of_mapped, sums):
-        scale_grad, shift_grad, bias_grad = torch.split(column_sums(sums), len(trace.scale))
-        return of_mapped, of_skip, (matrix_grad(of_mapped, trace.x), bias_grad, scale_grad, shift_grad)
+    with second.beside(of_mapped, partial_sums):
+        sums, weight_grad = column_sums(partial_sums), matrix_grad(of_mapped, trace.x)
+    second.made(sums, weight_grad)
+    scale_grad, shift_grad, bias_grad = torch.split(sums, len(trace.scale))
+    return of_mapped, of_skip, (weight_grad, bias_grad, scale_grad, shift_grad)

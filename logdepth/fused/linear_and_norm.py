@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
@@ -35,12 +34,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        second = Beside(grad.device)
-        with second.beside():
-            learnt = matrix_grad(grad, x), column_sums(grad)
-        x_grad = grad @ weight
-        second.join()
-        return x_grad, None, None, *learnt
+        return grad @ weight, None, None, matrix_grad(grad, x), column_sums(grad)
 
 
 class _Normed(torch.autograd.Function):

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from logdepth.capture import keep
 from logdepth.fused import FusedOperator
-from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.linear_and_norm import linear, normed
 from logdepth.fused.lookups import Lookups
@@ -52,12 +51,8 @@ class FusedScanLM:
         casts = Casts(model.layers.parameters(), arithmetic_dtype(weight))  # type: ignore[attr-defined]
         lookups = Lookups(tokens, model.vocab_size)
         features = None
-        second = Beside(weight.device)
         if model.training and model.embed_dropout.p:
             features = model.embed_dropout(F.embedding(lookups.tokens, weight).to(casts.dtype))
-        elif torch.is_grad_enabled():
-            with second.beside(lookups.tokens):
-                _ = lookups.order  # which only a backward pass reads
         for number, layer in enumerate(model.layers):
             leaves = (
                 self._leaves_of_tokens(model, layer, casts, lookups)
@@ -72,7 +67,6 @@ class FusedScanLM:
             else:
                 output = torch.add(output, features, alpha=layer.input_residual)
             features = features + output if number and features is not None else output
-        second.join()
         assert features is not None
         read: Tensor = model.output_dropout(features)
         return read.view(*tokens.shape, read.shape[-1])
