@@ -1,6 +1,6 @@
 """Does acceleration change results? The same runs with it and without, and one checkpoint evaluated both ways.
 
-    python benchmarks/accelerated.py --out results/accelerated-<gpu>.json       # minutes on a GPU
+    python benchmarks/accelerated.py --data-dir DIR     # three minutes on a GPU; results/accelerated-<gpu>.json
 
 Runs of one seed see the same batches from the same weights; dropout drops other numbers, and sums are made in another
 order. What is left between two seeds of the plain path is the noise to compare with.
@@ -8,6 +8,7 @@ order. What is left between two seeds of the plain path is the noise to compare 
 
 import argparse
 import dataclasses
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # runs uninstalled too
 
 from benchmarks import program
 from logdepth.atomic import write_json
+from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, RunFolder, device_named
@@ -63,10 +66,18 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2976])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
+    parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
+    parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
     arguments = parser.parse_args()
     device = device_named(arguments.device)
+    if arguments.device == "auto" and device.type != "cuda":
+        raise UserError("no GPU here, and hours of work without; --device cpu and fewer --steps if you mean it")
+    if arguments.data_dir is not None:
+        os.environ["LOGDEPTH_DATA"] = str(arguments.data_dir)
+    out = arguments.out
+    if out is None and device.type == "cuda":
+        out = ROOT / "results" / f"accelerated-{program.name_of_gpu()}.json"
     facts = environment(device)
     results: dict[str, Any] = {"environment": facts, "recipe": arguments.recipe, "steps": arguments.steps, "runs": []}
     base = recipe(arguments.recipe)
@@ -87,8 +98,8 @@ def main() -> None:
                 results["runs"].append(run)
                 print(f"seed {seed}, accelerated {accelerated}: {run['valid_perplexity']}")
         results["evaluations"] = evaluated(Path(folder) / "0-False", tuple(arguments.contexts), device)
-    if arguments.out:
-        write_json(arguments.out, results)
+    if out is not None:
+        write_json(out, results)
 
 
 if __name__ == "__main__":

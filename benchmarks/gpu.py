@@ -15,7 +15,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -52,7 +51,7 @@ def main() -> None:
     for name in names:
         if name not in PARTS:
             raise UserError(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
-    out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{_gpu()}.json")
+    out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{program.name_of_gpu()}.json")
     report = _new_report(device, arguments.smoke)
     if out is not None and out.exists() and set(names) != set(PARTS):
         report = _gone_on_with(out, report)
@@ -149,12 +148,6 @@ def better_of(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, A
     if before is None or before["status"] != "done" or now["status"] == "done":
         return now
     return before
-
-
-def _gpu() -> str:
-    """NVIDIA H200 → h200."""
-    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -1,10 +1,14 @@
 """A script as a program: a mistake is one line and exit code 2, as on the command line; and it ends with its parent."""
 
 import ctypes
+import re
 import sys
 from collections.abc import Callable
 
+import torch
+
 from logdepth.errors import UserError
+from logdepth.train import Interrupted
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded before any process is forked."""
@@ -21,6 +25,15 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
+
+
+def name_of_gpu() -> str:
+    """NVIDIA H200 → h200: of files of its results."""
+    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
 def signal_when_parent_ends(number: int) -> None:

@@ -34,7 +34,7 @@ class Job:
     after: tuple[str, ...] = ()
     """Jobs whose kept files this one reads."""
     in_parts: bool = False
-    """Whether each of its files is worth keeping as soon as it is there, however the command ends."""
+    """Whether what it keeps is worth keeping as soon as it is there, however the command ends."""
     alone: bool = False
     """Whether nothing may run beside it."""
 

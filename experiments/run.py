@@ -48,7 +48,7 @@ def main() -> None:
         nargs="*",
         metavar="NAME",
         help="a study, as ptb, or jobs of it, as ptb/ar-grc or 'ptb/*/sweep'; * stands for anything; those named first "
-        "begin first (default: all)",
+        "begin first, but for what must be alone (default: all)",
     )
     parser.add_argument("--list", action="store_true", help="only say what is done and what is left")
     parser.add_argument("--lanes", type=int, default=1, help="jobs at a time (default: %(default)s)")
@@ -67,6 +67,10 @@ def main() -> None:
     if given.list:
         for job in chosen:
             print(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}")
+        print(f"{sum(map(is_done, chosen))} of {len(chosen)} jobs are done")
+        return
+    if all(map(is_done, chosen)):
+        print("nothing is left: results/ holds all of it")
         return
     if not torch.cuda.is_available():
         raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")

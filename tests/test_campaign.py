@@ -336,6 +336,10 @@ def test_the_program_lists_and_refuses() -> None:
     program = [sys.executable, str(Path(campaign.__file__))]
     listed = subprocess.run([*program, "--list", "wikitext2"], capture_output=True, text=True, check=True)
     assert "done  wikitext2/ar-grc/0\n      logdepth reproduce wikitext2 --models ar-grc " in listed.stdout
+    number = listed.stdout.count("done  ")
+    assert listed.stdout.splitlines()[-1] == f"{number} of {listed.stdout.count('logdepth reproduce')} jobs are done"
+    nothing = subprocess.run([*program, "wikitext2/ar-grc"], capture_output=True, text=True, check=True)
+    assert nothing.stdout == "nothing is left: results/ holds all of it\n"
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),

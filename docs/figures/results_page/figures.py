@@ -92,7 +92,7 @@ def _sweep_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
             f"{label_of(study)}: the lowest validation loss after so many trials, and that of each trial; "
             "hollow: pruned, with its loss by then."
         )
-        panels: Panels = {"Sweeps": partial(_draw_sweeps, sweeps=sweeps)}
+        panels: Panels = {f"Sweeps: {label_of(study)}": partial(_draw_sweeps, sweeps=sweeps)}
         yield sweeps_figure(study), Plan(caption, kept.sources[f"sweeps/{study}"], partial(side_by_side, panels))
 
 

@@ -3,20 +3,25 @@
 from collections.abc import Iterable
 
 from logdepth.results import Results, RunResult, TimingResult
-from results_page.kept import Kept, label_of
+from results_page.kept import Kept, Sweep, label_of
 from results_page.markdown import NOTHING
 
 
 def origins(kept: Kept) -> str:
     lines = [f"- *{label_of(name)}*, `results/{name}/`: {_origin(results)}" for name, results in kept.studies.items()]
     lines += [
-        f"- `results/sweeps/{study}/{sweep['recipe']}.json`: `{sweep['command']}`."
+        f"- `results/sweeps/{study}/{sweep['recipe']}.json`: {_of_sweep(study, sweep)}."
         for study, sweeps in kept.sweeps.items()
         for sweep in sweeps.values()
-        if "command" in sweep
     ]
     lines += [f"- `results/associativity/{name}.json`: `{command}`." for name, command in kept.commands.items()]
     return "\n".join(lines) or NOTHING
+
+
+def _of_sweep(study: str, sweep: Sweep) -> str:
+    if "command" in sweep:
+        return f"`{sweep['command']}`"
+    return f"made before commands were recorded; `python experiments/run.py --list {study}` has the plan's"
 
 
 def _origin(results: Results) -> str:

@@ -61,10 +61,10 @@ def draw_forward(report: Report) -> "Figure":
         places = [one["context"] for one in ones]
         heights = [_nanoseconds(one, one["milliseconds"]) for one in ones]
         axes.plot(places, heights, marker, ls="-", c=colour, label=model)
-        floors = [bars.floor_milliseconds(everything, one.get("flops_every_token")) for one in ones]
+        floors = [bars.floor_milliseconds(everything, one.get("flops_as_run")) for one in ones]
         if model in OURS and floors and None not in floors:
             heights = [_nanoseconds(one, floor or 0) for one, floor in zip(ones, floors, strict=True)]
-            axes.plot(places, heights, ls=":", c=colour, label=f"floor of {model}, leaves of every token")
+            axes.plot(places, heights, ls=":", c=colour, label=f"floor of {model}, leaves as run")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens in a row")
