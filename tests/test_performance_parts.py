@@ -132,6 +132,7 @@ def test_no_attention_is_passed_over_for_another_reason_than_that_it_is_not_ther
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError(said)
 
+    monkeypatch.setattr(baselines, "allow_only", lambda *_: None)
     monkeypatch.setattr(baselines.F, "scaled_dot_product_attention", refuse)
     assert baselines._time_of(bench, "cudnn", config, 2, 16, True) is None
     said = "no CUDA graph of attention: it cannot be captured"
