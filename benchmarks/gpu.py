@@ -175,6 +175,8 @@ def _print(report: dict[str, Any]) -> None:
             + (f"; {part['message']}" if part["message"] else "")
         )
     print(f"{report['seconds']:.0f} s in all")
+    if report["smoke"]:
+        print("a rehearsal: sizes are tiny whatever the names say, and no number means anything")
 
 
 if __name__ == "__main__":

@@ -149,8 +149,21 @@ def test_several_samples_and_prompts_from_stdin(
     assert [one["prompt"] for one in made] == ["the old clock"] * 2
 
 
-def test_corpora_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(answer(capsys, "corpora")) == set(CORPORA)
+def test_corpora_are_listed_with_which_are_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOGDEPTH_DATA", raising=False)
+    listed = answer(capsys, "corpora")
+    assert {name: one["here"] for name, one in listed.items()} == {
+        **dict.fromkeys(CORPORA, False),
+        "pydocs": True,
+        "text": None,
+    }
+    (tmp_path / "webmix").mkdir()
+    (tmp_path / "webmix" / "train-0.jsonl.xz").touch()
+    assert answer(capsys, "corpora", "--data-dir", str(tmp_path))["webmix"]["here"]
+    assert main(["corpora", "--data-dir", str(tmp_path / "nowhere")]) == 2
+    capsys.readouterr()
     assert main(["corpora"]) == 0
     assert "Penn Treebank" in capsys.readouterr().out
 

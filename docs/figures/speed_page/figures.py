@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Curve = list[tuple[int, float]]
+"""Loss by step."""
 STYLES = {
     # AR-GRC, ALiBi and sinusoidal positions as in figures of studies; 1 is AR-MLP-LDRU there.
     name: (COLOURS[number], MARKERS[number])
@@ -21,7 +23,7 @@ FIGURES = {
     "forward": "time a token of a forward pass against context length",
     "training": "time and peak memory of a training step",
     "decoding": "tokens a second and bytes of state in decoding",
-    "curves": "training loss of the same runs, plain and accelerated",
+    "curves": "training loss of the same runs, plain and accelerated, and how far they are apart",
 }
 
 
@@ -36,20 +38,32 @@ def drawn(report: Report) -> "dict[str, Figure]":
 
 @house_style()
 def draw_curves() -> "Figure":
-    figure, (axes,) = new_figure(8, 3.8)
-    for one in comparison()["runs"]:
-        steps, losses = zip(*one["loss"], strict=True)
-        style = {
-            "ls": "-" if one["accelerated"] else "--",
-            "c": COLOURS[2 * one["seed"] + one["accelerated"]],
-            "lw": 1.2,
-        }
-        path = "accelerated" if one["accelerated"] else "plain"
-        axes.plot(steps, losses, label=f"seed {one['seed']}, {path}", **style)
-    axes.set_xlabel("steps")
+    """The curves lie on each other, so that beside them there is how far they are apart."""
+    figure, (axes, apart) = new_figure(9.5, 3.8, columns=2)
+    curves = {(one["seed"], one["accelerated"]): one["loss"] for one in comparison()["runs"]}
+    for (seed, accelerated), losses in curves.items():
+        style = {"ls": "-" if accelerated else "--", "c": COLOURS[2 * seed + accelerated], "lw": 1.2}
+        label = f"seed {seed}, {'accelerated' if accelerated else 'plain'}"
+        axes.plot(*zip(*losses, strict=True), label=label, **style)
+    first, *others = sorted({seed for seed, _ in curves})
+    for seed in (first, *others):
+        label = f"seed {seed}, accelerated less plain"
+        _draw_apart(apart, curves[seed, True], curves[seed, False], label, COLOURS[2 * seed + 1])
+    for seed in others:
+        label = f"plain, seed {seed} less seed {first}"
+        _draw_apart(apart, curves[seed, False], curves[first, False], label, FAINT)
     axes.set_ylabel("training loss, nats a token")
-    axes.legend(fontsize=8.5)
+    apart.set_ylabel("difference, nats a token")
+    apart.axhline(0.0, color=INK, linewidth=0.8)
+    for one in (axes, apart):
+        one.set_xlabel("steps")
+        one.legend(fontsize=8.5)
     return figure
+
+
+def _draw_apart(axes: "Axes", one: Curve, other: Curve, label: str, colour: str) -> None:
+    steps = [step for step, _ in one]
+    axes.plot(steps, [a - b for (_, a), (_, b) in zip(one, other, strict=True)], c=colour, lw=1.2, label=label)
 
 
 @house_style()
