@@ -323,3 +323,25 @@ def test_low_precision_on_a_gpu(
     with torch.no_grad():
         exact = plain(tokens)
     assert distance([logits], [exact]) < max(5e-2, 1.5 * distance([logits_low], [exact]))
+
+
+@on_gpu
+def test_dropout_has_the_plain_models_law_on_a_gpu() -> None:
+    """Masks differ, so that only means over many can be compared."""
+    config = dataclasses.replace(
+        CONFIGS["leaf-norm"],
+        operator=GRCConfig(width=WIDTH, dropout=0.4),
+        leaf_dropout=0.4,
+        output_dropout=0.4,
+        post_merge="every",
+        post_merge_dropout=0.4,
+    )
+    tokens, targets = tokens_of(2, 9), tokens_of(2, 9)
+    losses = []
+    for model in plain_and_fused(config):
+        with torch.no_grad():
+            losses.append(torch.stack([model.loss(tokens, targets) for _ in range(1000)]).double())
+    plain, fused = losses
+    error = float((plain.var() / len(plain) + fused.var() / len(fused)).sqrt())
+    assert abs(float(plain.mean() - fused.mean())) < 4 * error
+    assert 0.8 < float(fused.std() / plain.std()) < 1.25
