@@ -1,5 +1,6 @@
 """Every test runs with fixed seeds, and with uninitialised memory poisoned: torch.empty gives NaN."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,13 @@ from hypothesis import settings
 
 from logdepth import losses
 from logdepth.scanning.plan_cache import PLANS
+from tests.rounding import round_as_a_gpu
 from tests.tiny_corpus import write_corpus
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton looks when they are defined
+    with contextlib.suppress(ImportError):
+        round_as_a_gpu()
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers that share the cores must not each take all of them

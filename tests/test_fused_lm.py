@@ -116,6 +116,14 @@ def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome) -> No
     assert distance(actual.gradients, expected.gradients) < max(5e-2, 1.5 * least)
     for one, other in zip(actual.gradients, expected.gradients, strict=True):
         assert distance([one], [other]) < 0.3
+    off, off_low = (abs(length(one.gradients, expected.gradients) - 1) for one in (actual, plain_low))
+    assert off < max(0.01, 2 * off_low), "rounding neither shortens nor lengthens them"
+
+
+def length(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Of all gradients together in the direction of those that are expected, over their norm."""
+    along = sum(float((one * other).sum()) for one, other in zip(actual, expected, strict=True))
+    return along / sum(float(one.square().sum()) for one in expected)
 
 
 def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
