@@ -132,17 +132,21 @@ def distance(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return float(off / torch.stack([one.norm() for one in expected]).norm())
 
 
+def dropping(rate: float) -> ScanLMConfig:
+    """Wherever a model without dropped embeddings can."""
+    return dataclasses.replace(
+        CONFIGS["leaf-norm"],
+        operator=GRCConfig(width=WIDTH, dropout=rate),
+        leaf_dropout=rate,
+        output_dropout=rate,
+        post_merge="up",
+        post_merge_dropout=rate,
+    )
+
+
 @pytest.mark.parametrize("length", [2, 5], ids=["fewer-tokens-than-vocabulary", "more"])
 def test_gradients_of_a_model_under_dropout_are_the_slope(length: int) -> None:
-    config = dataclasses.replace(
-        CONFIGS["leaf-norm"],
-        operator=GRCConfig(width=WIDTH, dropout=0.2),
-        leaf_dropout=0.3,
-        output_dropout=0.2,
-        post_merge="up",
-        post_merge_dropout=0.2,
-    )
-    fused = plain_and_fused(config)[1]
+    fused = plain_and_fused(dataclasses.replace(dropping(0.2), leaf_dropout=0.3))[1]
     tokens, targets = tokens_of(2, length), tokens_of(2, length)
 
     def loss() -> Tensor:
@@ -336,14 +340,7 @@ def test_low_precision_on_a_gpu(
 @on_gpu
 def test_dropout_has_the_plain_models_law_on_a_gpu() -> None:
     """Masks differ, so that only means over many can be compared."""
-    config = dataclasses.replace(
-        CONFIGS["leaf-norm"],
-        operator=GRCConfig(width=WIDTH, dropout=0.4),
-        leaf_dropout=0.4,
-        output_dropout=0.4,
-        post_merge="every",
-        post_merge_dropout=0.4,
-    )
+    config = dataclasses.replace(dropping(0.4), post_merge="every")
     tokens, targets = tokens_of(2, 9), tokens_of(2, 9)
     losses = []
     for model in plain_and_fused(config):
