@@ -33,7 +33,7 @@ from benchmarks.speed import bars
 from benchmarks.speed.parts import PARTS, PartProcess, clocks, rehearse, run_part
 from logdepth.atomic import read_json, write_json
 from logdepth.errors import UserError
-from logdepth.runs.environment import environment
+from logdepth.runs.environment import environment, hash_of_code
 
 ALL_SECONDS = 352.0
 """Parts together take no more: the last ones may be cut short."""
@@ -53,9 +53,11 @@ def main() -> None:
             raise UserError(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
     out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{program.name_of_gpu()}.json")
     report = _new_report(device, arguments.smoke)
+    code = {name: report["machine"][name] for name in ("code", "benchmark")}
     if out is not None and out.exists() and set(names) != set(PARTS):
         report = _gone_on_with(out, report)
     before = report["seconds"]
+    measured_now: dict[str, str] = {}
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that processes of parts are ended too
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
@@ -75,7 +77,8 @@ def main() -> None:
             for one in processes:
                 print(f"{one.name}:", flush=True)
                 seconds = min(PARTS[one.name].seconds, ALL_SECONDS - (time.monotonic() - started))
-                done = one.run(max(seconds, 0.0))
+                done = one.run(max(seconds, 0.0)) | {"code": code}
+                measured_now[one.name] = done["status"]
                 report["parts"][one.name] = better_of(report["parts"].get(one.name), done)
                 report["seconds"] = round(before + time.monotonic() - started, 1)
                 report["clocks"]["after"] = clocks()
@@ -85,7 +88,7 @@ def main() -> None:
                 if out is not None:
                     write_json(out, report)
     _print(report)
-    failed = [name for name, part in report["parts"].items() if part["status"] != "done"]
+    failed = [name for name, status in measured_now.items() if status != "done"]  # the file may have them from before
     if failed:
         sys.exit(f"not done: {', '.join(failed)}")
 
@@ -115,7 +118,7 @@ def _compile_caches(folder: str) -> Iterator[None]:
 
 
 def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
-    facts = environment(device)
+    facts = environment(device) | {"benchmark": hash_of_code(ROOT / "benchmarks")}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         facts["triton"] = importlib.metadata.version("triton")
     now = clocks()

@@ -242,6 +242,14 @@ def test_gradients_under_dropout_are_the_slope(kind: str) -> None:
     assert_slopes(loss, [[elements], *([weight] for weight in weights_of(operator).values())])
 
 
+def test_second_derivatives_are_refused() -> None:
+    """A gradient of gradients would come out wrong without a word where the second pass asks for some tensors alone."""
+    operator, elements = operator_of("every"), elements_of(1, 5)
+    loss = projected([scan(FusedOperator(operator), elements).prefixes])
+    with pytest.raises(RuntimeError, match="do not support create_graph=True"):
+        torch.autograd.grad(loss, elements, create_graph=True)
+
+
 @pytest.mark.parametrize("kind", ["every", "ldru-every"])
 def test_a_backward_pass_under_autocast_rounds_no_more(kind: str) -> None:
     operator, elements = operator_of(kind), elements_of(2, 5)

@@ -183,14 +183,18 @@ def made_up() -> dict[str, list[dict[str, Any]]]:
         "training": [
             step | {"model": BOTH_NETS, "recompute": False, "milliseconds": 6.0, "peak_bytes": 2**30},
             step | {"model": SINUSOIDAL, "loss": "all logits", "milliseconds": 6.9, "peak_bytes": 4 * 2**30},
+            step | {"model": SINUSOIDAL_8, "loss": "all logits", "milliseconds": 7.2, "peak_bytes": 4 * 2**30},
             step | {"model": ALIBI, "loss": "linear_cross_entropy", "milliseconds": 9.0, "peak_bytes": 2 * 2**30},
         ],
         "decoding": [
             {"model": BOTH_NETS, "batch": 1, "absorbed": 65_536, "spread": 0, "tokens_per_second": 9e3},
-            {
-                "model": SINUSOIDAL, "batch": 1, "absorbed": 65_536, "spread": 0,
-                "milliseconds": 1, "tokens_per_second": 1e3,
-            },
+            *(
+                {
+                    "model": model, "batch": 1, "absorbed": 65_536, "spread": 0,
+                    "milliseconds": 1e3 / speed, "tokens_per_second": speed,
+                }
+                for model, speed in ((SINUSOIDAL, 1e3), (SINUSOIDAL_8, 900.0))
+            ),
         ],
         "startup": [{"caches": "empty", "first_step_seconds": 20.0}],
     }  # fmt: skip
@@ -215,6 +219,21 @@ def test_ratios_and_verdicts(what: str, against: str, ratio: float | None, met: 
     row = next(row for row in rows if row["model"].startswith((BOTH_NETS, "AR-GRC, D")))
     assert row["ratio"] == (None if ratio is None else pytest.approx(ratio))
     assert row["met"] == met
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("part", ["training", "decoding"])
+def test_no_best_of_transformers_of_which_one_failed_or_is_missing(part: str, fails: bool) -> None:
+    results = made_up()
+    rival = next(one for one in results[part] if one["model"] == SINUSOIDAL_8)
+    if fails:
+        del rival["milliseconds"]
+        rival["failed"] = "TimeoutError: no time left"
+    else:
+        results[part].remove(rival)
+    rows = [row for row in bars.verdicts(results) if row["what"].startswith(part) and "floor" not in row["what"]]
+    assert len(rows) > 3
+    assert {row["ratio"] for row in rows} == {None}
 
 
 def test_the_floor_is_at_the_best_rate_of_the_run() -> None:

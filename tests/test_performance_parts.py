@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu, program
+from benchmarks import accelerated, gpu, program
 from benchmarks.speed import baselines, parts, startup
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
@@ -236,3 +236,28 @@ def test_a_part_that_fails_keeps_what_was_measured_before() -> None:
     assert gpu.better_of(None, failed) is failed
     other = {"status": "done", "seconds": 1}
     assert gpu.better_of(done, other) is other
+
+
+def test_a_part_that_fails_now_is_not_called_done_for_what_the_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_process: PartProcess, _seconds: float) -> dict[str, Any]:
+        return {"status": "failed", "message": "no", "seconds": 1.0, "results": []}
+
+    out = tmp_path / "speed.json"
+    monkeypatch.setattr(gpu, "rehearse", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--out", str(out), "--parts", "rates"])
+    gpu.main()
+    monkeypatch.setattr(PartProcess, "run", fail)
+    with pytest.raises(SystemExit, match="not done: rates"):
+        gpu.main()
+    assert json.loads(out.read_text())["parts"]["rates"]["status"] == "done"
+
+
+def test_a_trial_of_other_sizes_does_not_take_the_place_of_what_is_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["accelerated.py", "--steps", "10"])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        program.run(accelerated.main)
+    assert capsys.readouterr().err.endswith("give others an --out of their own\n")

@@ -62,8 +62,7 @@ class Bench:
             notes = {"notes": self.notes} if self.notes else {}
             self.record({**what, **result, **notes, "seconds": round(time.monotonic() - started, 2)})
         except Exception as error:  # whatever it is, the other rows are still worth having
-            lines = str(error).strip().splitlines()
-            self.record({**what, "failed": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]})
+            self.record({**what, "failed": in_short(error)})
         finally:
             self.clear(keep_compiled=keep_compiled)
 
@@ -152,6 +151,11 @@ def _refuse(why: str) -> None:
 def spread_of(times: Sequence[float]) -> Result:
     quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
     return {"milliseconds": quartiles[1], "quartiles": [quartiles[0], quartiles[2]], "repeats": len(times)}
+
+
+def in_short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 def in_one_line(result: Result) -> str:

@@ -70,7 +70,7 @@ def _theirs() -> dict[str, TransformerConfig]:
     alibi = recipe("wikitext2-transformer-alibi").model
     assert isinstance(sinusoidal, TransformerConfig)
     assert isinstance(alibi, TransformerConfig)
-    return {SINUSOIDAL: sinusoidal, ALIBI: alibi, SINUSOIDAL_8: replace(sinusoidal, num_heads=8)}
+    return {SINUSOIDAL_8: replace(sinusoidal, num_heads=8), SINUSOIDAL: sinusoidal, ALIBI: alibi}
 
 
 def full() -> Sizes:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
 from logdepth.fused.linear_and_norm import normed_gradients
+from logdepth.fused.once import once_differentiable
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed

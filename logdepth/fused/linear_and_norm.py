@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from logdepth.fused.casts import Casts
+from logdepth.fused.once import once_differentiable
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward

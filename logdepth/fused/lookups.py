@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from logdepth.fused.once import once_differentiable
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, order_of, sum_by_token

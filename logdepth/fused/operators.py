@@ -5,13 +5,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
+from logdepth.fused.once import once_differentiable
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on

@@ -1,6 +1,7 @@
 """What a run ran on: versions, device and threads; and the command that started it."""
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -19,6 +20,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "logdepth": logdepth.__version__,
+        "code": hash_of_code(Path(logdepth.__file__).parent),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -30,6 +32,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
     }
+
+
+def hash_of_code(package: Path) -> str:
+    """Of a package's files: what a version number does not tell apart."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def typed_command() -> str:

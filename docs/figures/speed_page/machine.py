@@ -28,6 +28,9 @@ def machine(report: Report) -> str:
         if part.get("date", report["date"]) != report["date"]
     }
     text += f" Measured later: {', '.join(f'{name} on {date}' for name, date in later.items())}." if later else ""
+    own = {name: facts.get(name) for name in ("code", "benchmark")}
+    other = [name for name, part in report["parts"].items() if part.get("code", own) != own]
+    text += f" By other code than the rest: {', '.join(other)}." if other else ""
     notes = {
         note: None for part in report["parts"].values() for one in part["results"] for note in one.get("notes", ())
     }
