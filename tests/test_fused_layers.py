@@ -137,7 +137,7 @@ def test_on_a_gpu_sums_beside_the_rest_are_those_of_one_stream(
     for outcome in several:
         for one, other in zip(outcome, one_stream, strict=True):
             near = 1e-4 if dtype == torch.float32 else 2e-2  # rows of few bits make sums of many as rough
-            torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
+            torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.detach().abs().max()))
 
 
 @on_gpu

@@ -117,7 +117,7 @@ def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome) -> No
     for one, other in zip(actual.gradients, expected.gradients, strict=True):
         assert distance([one], [other]) < 0.3
     off, off_low = (abs(length(one.gradients, expected.gradients) - 1) for one in (actual, plain_low))
-    assert off < max(0.01, 2 * off_low), "rounding neither shortens nor lengthens them"
+    assert off < max(0.02, 2 * off_low), "rounding neither shortens nor lengthens them"
 
 
 def length(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
