@@ -10,12 +10,18 @@ from logdepth.results import Results
 from results_page.figures import Plan, figure_file, time_panels
 from results_page.headline import HEADS, headline_rows, missing_in
 from results_page.kept import STUDIES, Kept, label_of
+from results_page.lengths import LONGEST, TRAINED
 from results_page.markdown import NOTHING, table
 
 if TYPE_CHECKING:
     from results_page.figures import Panels
 
 IN_README = ("wikitext2", "wikitext2-tuned")
+EXPLAINED = (
+    f"Table: test split, windows of {TRAINED} tokens, the length of training, means over seeds ± standard deviation; "
+    f"at {LONGEST:,} / at {TRAINED}: perplexity in windows so long over that (above 1: worse than at the length of "
+    "training)."
+)
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
 
 
@@ -29,7 +35,7 @@ def readme_block(kept: Kept) -> str:
     captions = ". ".join(plan.caption for plan in plans.values())
     missing = [STUDIES[name] for name in IN_README if name not in kept.studies] + missing_in(_studies(kept))
     words = [f"Not run yet: {'; '.join(missing)}."] if missing else []
-    return "\n\n".join([table(HEADS[:-1], rows), *words, *figures, f"*{captions}.*"]) + "\n"
+    return "\n\n".join([table(HEADS[:-1], rows), *words, *figures, f"*{EXPLAINED} {captions}.*"]) + "\n"
 
 
 def with_block(readme: str, block: str) -> str:
