@@ -64,7 +64,7 @@ def as_published(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Parser(__doc__)
     parser.add_argument("--recipe", default="wikitext2-ar-grc")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--warmup", type=int, default=100, help="steps in which the learning rate rises")
@@ -77,7 +77,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.out is None and as_published(arguments) != as_published(parser.parse_args([])):
         raise UserError("results/ holds the runs as they are by default; give others an --out of their own")
-    device = device_named(arguments.device)
+    device = device_named(arguments.device, "--device")
     if arguments.device == "auto" and device.type != "cuda":
         raise UserError("no GPU here, and hours of work without; --device cpu and fewer --steps if you mean it")
     if arguments.data_dir is not None:

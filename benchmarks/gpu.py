@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Parser(__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between (default: all)")
     parser.add_argument("--out", type=Path, help="where to write the numbers (default: results/speed-<gpu>.json)")
     parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")

@@ -1,9 +1,11 @@
 """A script as a program: a mistake is one line and exit code 2, as on the command line; and it ends with its parent."""
 
+import argparse
 import ctypes
 import re
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
@@ -14,6 +16,16 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Loaded before any process is forked."""
 PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Of a script whose docstring is its help; what it cannot read is one line too."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help has all options")
 
 
 def run(main: Callable[[], None]) -> None:

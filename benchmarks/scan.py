@@ -25,8 +25,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
+from benchmarks import program
 from logdepth import ScanState, scan
 from logdepth.operators import GRC
+from logdepth.runs import device_named
 from logdepth.scanning import Operator, reference
 
 Work = Callable[[], object]
@@ -272,7 +274,7 @@ def measure_memory(device: str, dtype: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
     parser.add_argument("--peak", type=int, choices=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    device_named(options.device, "--device")
     dtype = getattr(torch, options.dtype)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -310,4 +313,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -9,7 +9,6 @@ progress) is the share that is not the model's. Waiting at each boundary makes t
 where data and model overlap. A checkpoint's time is reported beside it. The bar for the share is 3 %.
 """
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -26,6 +25,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
+from benchmarks import program
 from logdepth.data import Prepared, StoreInfo, TokenStore
 from logdepth.models import num_parameters
 from logdepth.recipes import RECIPES, recipe
@@ -132,7 +132,7 @@ def cases(device: torch.device) -> dict[str, RunConfig]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Parser(__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--steps", type=int, default=20)
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    device = device_named(arguments.device)
+    device = device_named(arguments.device, "--device")
     facts = environment(device)
     results = {"environment": facts, "bar": BAR, "rows": []}
     print(f"{'recipe':<36} {'batch':>8} {'ms a step':>10} {'tokens/s':>10}  not in the model")
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -8,7 +8,6 @@ Stop it whenever you like: the same command goes on. Exit code 3: something is l
 studies/ and sweeps/, their output in studies/logs/. Then `make results` shows what is new. plan.py has the jobs.
 """
 
-import argparse
 import fnmatch
 import os
 import shlex
@@ -42,7 +41,7 @@ LEFT = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Parser(__doc__)
     parser.add_argument(
         "names",
         nargs="*",
@@ -60,25 +59,38 @@ def main() -> None:
     data = given.data_dir or os.environ.get("LOGDEPTH_DATA")
     corpora = ROOT / "data" if data is None else Path(data)
     if data is not None:
+        if not corpora.is_dir():
+            raise UserError(f"the folder of corpora, {data}, is not there")
         os.environ["LOGDEPTH_DATA"] = str(corpora.absolute())
     every = jobs(from_the_project(corpora))
     os.chdir(ROOT)
     chosen = chosen_of(every, given.names)
     if given.list:
-        for job in chosen:
-            print(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}")
-        print(f"{sum(map(is_done, chosen))} of {len(chosen)} jobs are done")
+        print(listed(chosen))
         return
     if all(map(is_done, chosen)):
         print("nothing is left: results/ holds all of it")
         return
     if not torch.cuda.is_available():
         raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")
-    if data is not None and not corpora.is_dir():
-        raise UserError(f"the folder of corpora, {data}, is not there")
     refuse_without_what_it_reads(chosen, every)
     with alone(LOGS, "another process runs experiments here"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
+
+
+def listed(chosen: Sequence[Job]) -> str:
+    """Every job with its command, then how many are done of each study."""
+    jobs_of: dict[str, list[Job]] = {}
+    for job in chosen:
+        jobs_of.setdefault(job.name.split("/")[0], []).append(job)
+    return "\n".join(
+        [
+            *(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}" for job in chosen),
+            *(f"{sum(map(is_done, of_study)):3} of {len(of_study):2}  {study}" for study, of_study in jobs_of.items()),
+            f"{sum(map(is_done, chosen))} of {len(chosen)} jobs are done; "
+            "commands are typed in the project's folder, with $LOGDEPTH_DATA as the one above those of the corpora",
+        ]
+    )
 
 
 def from_the_project(path: Path) -> Path:

@@ -337,12 +337,17 @@ def test_the_program_lists_and_refuses() -> None:
     listed = subprocess.run([*program, "--list", "wikitext2"], capture_output=True, text=True, check=True)
     assert "done  wikitext2/ar-grc/0\n      logdepth reproduce wikitext2 --models ar-grc " in listed.stdout
     number = listed.stdout.count("done  ")
-    assert listed.stdout.splitlines()[-1] == f"{number} of {listed.stdout.count('logdepth reproduce')} jobs are done"
+    count = f"{number} of {listed.stdout.count('logdepth reproduce')}"
+    *_, study, whole = listed.stdout.splitlines()
+    assert study.split() == [*count.split(), "wikitext2"]
+    assert whole.startswith(f"{count} jobs are done; ")
     nothing = subprocess.run([*program, "wikitext2/ar-grc"], capture_output=True, text=True, check=True)
     assert nothing.stdout == "nothing is left: results/ holds all of it\n"
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),
+        (["--lanes", "two"], "argument --lanes: invalid int value: 'two'; --help has all options"),
+        (["--list", "--data-dir", "/nowhere"], "the folder of corpora, /nowhere, is not there"),
     ):
         refused = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
         assert refused.returncode == 2

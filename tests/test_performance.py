@@ -21,6 +21,7 @@ from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
 from benchmarks.speed.parts import PARTS
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
+from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +62,8 @@ def test_every_part_runs(rehearsed: dict[str, Any]) -> None:
 def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], pages: ModuleType, tmp_path: Path) -> None:
     assert rehearsed["rows"] == []
     (tmp_path / "speed-h200.json").write_text(json.dumps(rehearsed))
-    assert pages.latest_report(tmp_path) is None
+    with pytest.raises(UserError, match=r"no results/speed-\*\.json: run benchmarks/gpu\.py first"):
+        pages.latest_report(tmp_path)
 
 
 def test_the_page_is_made_of_the_results(pages: ModuleType) -> None:
@@ -73,18 +75,11 @@ def test_the_page_and_figures_show_all_models(rehearsed: dict[str, Any], pages: 
     report = rehearsed | {"rows": bars.verdicts(made_up())}
     text = pages.page(report)
     assert "{{" not in text
-    assert pages.NOTHING not in text
+    assert "Not measured yet" not in text
     for model in (BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, ALIBI):
         assert text.count(f"\n| {model}") >= 2
     assert "| forward at 2,976: FlexAttention ALiBi / ours | ≥ 2 | ≥ 2.6 | 2, **met** | not measured |" in text
     assert set(pages.drawn(report)) == set(pages.FIGURES)
-
-
-def test_a_page_without_results_says_so(pages: ModuleType) -> None:
-    text = pages.page(None)
-    assert pages.NOTHING in text
-    assert "{{" not in text
-    assert ".svg" not in text
 
 
 @pytest.mark.parametrize("name", smoke().ours)

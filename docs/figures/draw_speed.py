@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs uninstalled too, and finds the benchmarks
 
+from benchmarks import program
 from logdepth.atomic import write_text
 from logdepth.drawing import house_style
 from speed_page.acceleration import same_results
@@ -17,7 +18,6 @@ from speed_page.figures import FIGURES, drawn
 from speed_page.machine import machine
 from speed_page.measured import ROOT, Report, latest_report
 from speed_page.sections import decoding, forward, large, rates, startup, training, training_floor
-from speed_page.tables import NOTHING
 from speed_page.verdicts import summary, verdicts
 
 SECTIONS: dict[str, Callable[[Report], str]] = {
@@ -38,20 +38,18 @@ SECTIONS: dict[str, Callable[[Report], str]] = {
 
 def main() -> None:
     report = latest_report()
-    if report is not None:
-        for name, figure in drawn(report).items():
-            with house_style():
-                figure.savefig(Path(__file__).with_name(f"speed-{name}.svg"), metadata={"Date": None})
-    write_text(ROOT / "docs" / "performance.md", page(report))
+    text = page(report)
+    for name, figure in drawn(report).items():
+        with house_style():
+            figure.savefig(Path(__file__).with_name(f"speed-{name}.svg"), metadata={"Date": None})
+    write_text(ROOT / "docs" / "performance.md", text)
 
 
-def page(report: Report | None) -> str:
+def page(report: Report) -> str:
     template = (ROOT / "docs" / "performance.in.md").read_text(encoding="utf-8")
 
     def filled(place: re.Match[str]) -> str:
         name = place[1]
-        if report is None:
-            return "" if name.endswith("_figure") else NOTHING
         if name.endswith("_figure"):
             figure = name.removesuffix("_figure")
             return f"![{FIGURES[figure]}](figures/speed-{figure}.svg)"
@@ -63,4 +61,4 @@ def page(report: Report | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

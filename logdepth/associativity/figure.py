@@ -67,17 +67,7 @@ def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
     if found.untrained:
         axes.plot([], [], color=ink, linestyle="--", linewidth=1.2, label="untrained")
     axes.plot([], [], color=ink, linestyle=":", label="influence of a, trained")
-    axes.axhline(1.0, color=drawing.FAINT, linewidth=0.8)
-    axes.annotate(
-        "unrelated texts",
-        (1, 1),
-        (-2, 3),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        color=drawing.FAINT,
-    )
+    axes.axhline(1.0, color=drawing.FAINT, linewidth=0.8, label="unrelated texts")
     axes.set_xticks(levels, [f"{1 << level:,}" for level in levels])
     axes.set_xlabel("tokens in each of the blocks a, b, c")
     axes.set_ylabel("distance over that of unrelated texts")
@@ -96,7 +86,7 @@ def _draw_trees(axes: "Axes", found: Associativity) -> None:
             axes.plot([1.0 if logarithmic else 0.0, shown], [place, place], color=colour, linewidth=1.0, alpha=0.5)
             axes.errorbar([shown], [place], xerr=[shown_error], color=colour, marker="o", markersize=5, capsize=2.5)
         axes.annotate(
-            f"{found.trees[name].whole.token_perplexity:,.2f}",
+            f"{found.trees[name].whole.token_perplexity:,.2f}" if math.isfinite(ratio) else "overflows",
             (1, place),
             (4, 0),
             xycoords=("axes fraction", "data"),

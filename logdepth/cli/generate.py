@@ -42,8 +42,8 @@ class GenerateCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(GenerateCommand, arguments, "generate")
-    if not command.prompt or command.samples < 1:
-        raise UserError("--prompt needs a text, and --samples must be at least 1")
+    if command.samples < 1:
+        raise UserError(f"--samples must be at least 1; got {command.samples}")
     given = [sys.stdin.read() if one == "-" else one for one in command.prompt]
     prompts = [one for one in given for _ in range(command.samples)]
     loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))

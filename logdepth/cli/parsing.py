@@ -1,16 +1,18 @@
 """Flags from dataclasses, by tyro; what it rejects becomes one line."""
 
 import contextlib
+import dataclasses
+import difflib
 import io
 import itertools
 import re
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from logdepth.errors import UserError
+from logdepth.errors import CLOSE, UserError
 
 Command = TypeVar("Command")
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -42,7 +44,7 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
                 default=default,
                 config=(tyro.conf.AvoidSubcommands,),
             )
-            return parsed
+            return _without_empty_lists(parsed, arguments)
     except ValueError as error:  # a config that refuses its values
         raise UserError(str(error)) from None
     except SystemExit as stopped:
@@ -50,6 +52,24 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
             raise UserError(_one_line(said.getvalue())) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _without_empty_lists(command: Command, arguments: Sequence[str]) -> Command:
+    """Refuses `--contexts $LENGTHS` where there are none: it would stand for the default."""
+    for name in _empty_lists(command):
+        flag = "--" + name.removeprefix("run.").replace("_", "-")
+        if flag in arguments:
+            raise UserError(f"{flag} has no value; give one or more, or leave it out")
+    return command
+
+
+def _empty_lists(config: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _empty_lists(value, f"{name}.")
+        elif value == ():
+            yield name
 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
@@ -81,7 +101,13 @@ def _one_line(boxed: str) -> str:
     missing = re.match(r"Missing from [\w ]+: (\S+)", message)
     message = f"{missing[1]} is missing" if missing else message[:1].lower() + message[1:].rstrip(".")
     suggestions = " ".join(line for part in parts[1:] if part[0].startswith("Perhaps you meant") for line in part)
-    meant = re.search(r"--[\w.-]+", suggestions)
-    if meant:
+    wrong, meant = (re.search(r"--[\w.-]+", text) for text in (message, suggestions))
+    if meant and (wrong is None or _alike(wrong[0], meant[0])):
         return f"{message}; did you mean {meant[0]}?"
     return message if message.endswith("?") else f"{message}; --help lists the options"
+
+
+def _alike(wrong: str, meant: str) -> bool:
+    """Without what most flags begin with."""
+    one, other = (flag.removeprefix("--").rsplit(".", 1)[-1] for flag in (wrong, meant))
+    return difflib.SequenceMatcher(None, one, other).ratio() >= CLOSE

@@ -148,6 +148,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
 
 def _hyperparameters(runs: Sequence[RunResult]) -> Table:
     rows: list[tuple[Cell, ...]] = []
+    warmed_up = any(run.config.train.warmup_steps for run in runs)
     for row, seeds in by_row(runs).items():
         run = seeds[0]
         train = run.config.train
@@ -169,7 +170,8 @@ def _hyperparameters(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="hyperparameters",
         title="Hyperparameters and sizes",
-        note="AdamW, linear warm-up, cosine to a thousandth of the peak; early stopping on validation loss.",
+        note=f"AdamW, {'linear warm-up, ' if warmed_up else ''}cosine to a thousandth of the peak; "
+        "early stopping on validation loss.",
         heads=(
             "model",
             "parameters",

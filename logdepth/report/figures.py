@@ -173,7 +173,7 @@ def _plain_ticks(axes: "Axes") -> None:
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
         wide, narrow = LogLocator(subs=(1, 2, 5)), LogLocator(subs=(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
-        axes.yaxis.set_major_locator(wide if high / low > 12 else narrow if high / low > 1.5 else MaxNLocator(6))
+        axes.yaxis.set_major_locator(wide if high / low > 12 else narrow if high / low > 3 else MaxNLocator(6))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.tick_params(which="minor", length=0)

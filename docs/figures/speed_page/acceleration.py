@@ -1,8 +1,7 @@
 """Whether acceleration changes results: the same runs with it and without."""
 
-import sys
-
 from logdepth.atomic import read_json
+from logdepth.errors import UserError
 from speed_page.measured import ROOT, Report
 from speed_page.tables import table
 
@@ -11,7 +10,7 @@ def comparison() -> Report:
     """What benchmarks/accelerated.py found."""
     reports = [read_json(path) for path in (ROOT / "results").glob("accelerated-*.json")]
     if not reports:
-        sys.exit("no results/accelerated-*.json: run benchmarks/accelerated.py first")
+        raise UserError("no results/accelerated-*.json: run benchmarks/accelerated.py first")
     found: Report = max(reports, key=lambda report: str(report["environment"]))
     return found
 

@@ -5,16 +5,20 @@ from typing import Any
 
 from benchmarks.speed import bars
 from logdepth.atomic import read_json
+from logdepth.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 Report = dict[str, Any]
 Result = dict[str, Any]
 
 
-def latest_report(folder: Path = ROOT / "results") -> Report | None:
-    """The run that the page shows; None before there is one."""
+def latest_report(folder: Path = ROOT / "results") -> Report:
+    """The run that the page shows."""
     reports = [read_json(path) for path in sorted(folder.glob("speed-*.json"))]
-    return max((one for one in reports if not one["smoke"]), key=lambda report: report["date"], default=None)
+    found = max((one for one in reports if not one["smoke"]), key=lambda report: report["date"], default=None)
+    if found is None:
+        raise UserError("no results/speed-*.json: run benchmarks/gpu.py first")
+    return found
 
 
 def results(report: Report, part: str) -> list[Result]:
