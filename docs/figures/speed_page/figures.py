@@ -1,6 +1,6 @@
 """The figures of the page."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.speed import bars
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, OURS, SINUSOIDAL, SINUSOIDAL_8, THEIRS
@@ -39,31 +39,32 @@ def drawn(report: Report) -> "dict[str, Figure]":
 @house_style()
 def draw_curves() -> "Figure":
     """The curves lie on each other, so that beside them there is how far they are apart."""
-    figure, (axes, apart) = new_figure(9.5, 3.8, columns=2)
+    figure, (axes, apart) = new_figure(9.5, 4.2, columns=2)
     curves = {(one["seed"], one["accelerated"]): one["loss"] for one in comparison()["runs"]}
-    for (seed, accelerated), losses in curves.items():
-        style = {"ls": "-" if accelerated else "--", "c": COLOURS[2 * seed + accelerated], "lw": 1.2}
-        label = f"seed {seed}, {'accelerated' if accelerated else 'plain'}"
-        axes.plot(*zip(*losses, strict=True), label=label, **style)
     first, *others = sorted({seed for seed, _ in curves})
+    for (seed, accelerated), losses in curves.items():
+        style = {"ls": "-" if accelerated else "--", "c": COLOURS[seed], "lw": 1.2}
+        axes.plot(*zip(*losses, strict=True), label=None if accelerated else f"seed {seed}", **style)
+    for accelerated, label in ((True, "accelerated"), (False, "plain")):
+        axes.plot([], [], ls="-" if accelerated else "--", c=INK, lw=1.2, label=label)
+    for seed in others:
+        label = f"plain, seeds {others[0]} … {others[-1]} less seed {first}" if seed == others[0] else None
+        _draw_apart(apart, curves[seed, False], curves[first, False], label, FAINT, ls=":")
     for seed in (first, *others):
         label = f"seed {seed}, accelerated less plain"
-        _draw_apart(apart, curves[seed, True], curves[seed, False], label, COLOURS[2 * seed + 1])
-    for seed in others:
-        label = f"plain, seed {seed} less seed {first}"
-        _draw_apart(apart, curves[seed, False], curves[first, False], label, FAINT)
+        _draw_apart(apart, curves[seed, True], curves[seed, False], label, COLOURS[seed], lw=1.8)
     axes.set_ylabel("training loss, nats a token")
     apart.set_ylabel("difference, nats a token")
     apart.axhline(0.0, color=INK, linewidth=0.8)
     for one in (axes, apart):
         one.set_xlabel("steps")
-        one.legend(fontsize=8.5)
+        one.legend(fontsize=8.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     return figure
 
 
-def _draw_apart(axes: "Axes", one: Curve, other: Curve, label: str, colour: str) -> None:
+def _draw_apart(axes: "Axes", one: Curve, other: Curve, label: str | None, colour: str, **style: Any) -> None:
     steps = [step for step, _ in one]
-    axes.plot(steps, [a - b for (_, a), (_, b) in zip(one, other, strict=True)], c=colour, lw=1.2, label=label)
+    axes.plot(steps, [a - b for (_, a), (_, b) in zip(one, other, strict=True)], c=colour, label=label, **style)
 
 
 @house_style()
