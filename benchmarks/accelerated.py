@@ -58,9 +58,9 @@ def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> lis
     return found
 
 
-def as_published(arguments: argparse.Namespace) -> dict[str, Any]:
+def what_is_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """All that decides what is measured."""
-    return {name: value for name, value in vars(arguments).items() if name not in ("data_dir", "out")}
+    return {name: value for name, value in vars(arguments).items() if name not in ("data_dir", "device", "out")}
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
     arguments = parser.parse_args()
-    if arguments.out is None and as_published(arguments) != as_published(parser.parse_args([])):
+    if arguments.out is None and what_is_measured(arguments) != what_is_measured(parser.parse_args([])):
         raise UserError("results/ holds the runs as they are by default; give others an --out of their own")
     device = device_named(arguments.device, "--device")
     if arguments.device == "auto" and device.type != "cuda":

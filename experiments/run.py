@@ -58,9 +58,9 @@ def main() -> None:
         raise UserError("--lanes must be at least 1, and --minutes above 0")
     data = given.data_dir or os.environ.get("LOGDEPTH_DATA")
     corpora = ROOT / "data" if data is None else Path(data)
+    if given.data_dir is not None:
+        refuse_if_missing(corpora)
     if data is not None:
-        if not corpora.is_dir():
-            raise UserError(f"the folder of corpora, {data}, is not there")
         os.environ["LOGDEPTH_DATA"] = str(corpora.absolute())
     every = jobs(from_the_project(corpora))
     os.chdir(ROOT)
@@ -73,6 +73,8 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")
+    if data is not None:
+        refuse_if_missing(Path(os.environ["LOGDEPTH_DATA"]))
     refuse_without_what_it_reads(chosen, every)
     with alone(LOGS, "another process runs experiments here"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
@@ -110,6 +112,11 @@ def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
     if not patterns:
         return list(every)
     return list({job.name: job for pattern in patterns for job in every if matches(job, pattern)}.values())
+
+
+def refuse_if_missing(corpora: Path) -> None:
+    if not corpora.is_dir():
+        raise UserError(f"the folder of corpora, {corpora}, is not there")
 
 
 def refuse_without_what_it_reads(chosen: Sequence[Job], every: Sequence[Job]) -> None:

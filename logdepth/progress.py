@@ -40,6 +40,11 @@ class Progress:
         elif time.monotonic() - self.last_line >= PLAIN_SECONDS:
             self._line(note)
 
+    def skip(self, done: float) -> None:
+        """So far it was before: what took no time now says nothing of how long the rest takes."""
+        self.first += done - self.done
+        self.update(done)
+
     def say(self, line: str) -> None:
         """A line that stays."""
         if self.bar is not None:
@@ -66,9 +71,11 @@ class Progress:
 class Part:
     """One of the pieces of a larger work: progress in it is progress of the whole, by its share."""
 
-    def __init__(self, whole: Progress, label: str, total: float, share: float) -> None:
+    def __init__(self, whole: Progress, label: str, total: float, share: float, *, done: float = 0) -> None:
         self.whole, self.label, self.total, self.share = whole, label, total, share
         self.before = whole.done
+        if done:
+            whole.skip(self.before + share * done / total)
 
     def __enter__(self) -> Self:
         return self

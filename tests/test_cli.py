@@ -13,7 +13,7 @@ import pytest
 import logdepth
 from logdepth.cli import VERBS, main
 from logdepth.data import CORPORA
-from logdepth.progress import Progress, in_words
+from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.train import Standing
@@ -240,7 +240,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
         ("train pydocs-ar-grc --train.nope 1", "unrecognized options: --train.nope, 1; --help lists the options"),
-        ("train text-ar-grc --data.paths", "--data.paths has no value; give one or more, or leave it out"),
+        ("evaluate {run} --contexts", "--contexts has no value; give one or more, or leave it out"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected a whole number; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
@@ -351,6 +351,21 @@ def test_completion_scripts_know_recipes_and_flags(capsys: pytest.CaptureFixture
         script = capsys.readouterr().out
         assert "webmix-transformer-sinusoidal" in script
         assert "--train.learning-rate" in script
+
+
+def test_what_was_done_before_does_not_shorten_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logdepth.progress.PLAIN_SECONDS", 0.0)
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("logdepth.progress.time.monotonic", lambda: next(now))
+    progress = Progress("study", 100, unit="%")
+    part = Part(progress, "a run", 10, 50, done=8)
+    capsys.readouterr()
+    part.update(9)
+    line = capsys.readouterr().err
+    seconds = progress.last_line - progress.started
+    assert line == f"study: 45 %, a run, {in_words(seconds * (100 - 45) / 5)} left\n"
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 Kernels run on a GPU where there is one, else in Triton's interpreter.
 """
 
+import importlib
 import itertools
+import pkgutil
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 pytest.importorskip("triton")
 
+import logdepth.fused
 from logdepth import ScanState, reduce, scan
 from logdepth.fused import FusedOperator, merges, why_not_fused
 from logdepth.kernels import few_rows
@@ -248,6 +251,16 @@ def test_second_derivatives_are_refused() -> None:
     loss = projected([scan(FusedOperator(operator), elements).prefixes])
     with pytest.raises(RuntimeError, match="do not support create_graph=True"):
         torch.autograd.grad(loss, elements, create_graph=True)
+    every = [
+        value
+        for module in pkgutil.iter_modules(logdepth.fused.__path__, "logdepth.fused.")
+        for value in vars(importlib.import_module(module.name)).values()
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    ]
+    assert len(every) > 5
+    for function in every:
+        with pytest.raises(RuntimeError, match="do not support create_graph=True"):
+            function.backward(None)
 
 
 @pytest.mark.parametrize("kind", ["every", "ldru-every"])

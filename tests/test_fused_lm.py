@@ -108,7 +108,7 @@ def test_low_precision(operator: type[GRCConfig | MLPLDRUConfig]) -> None:
     assert_as_near(actual, plain_low, expected)
 
 
-def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome) -> None:
+def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome, longer: float = 0.01) -> None:
     """About as far from float32 as the plain model in low precision, where that is near enough to mean something."""
     torch.testing.assert_close(actual.results[0], expected.results[0], rtol=2e-2, atol=0.0)
     least = distance(plain_low.gradients, expected.gradients)
@@ -117,7 +117,7 @@ def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome) -> No
     for one, other in zip(actual.gradients, expected.gradients, strict=True):
         assert distance([one], [other]) < 0.3
     off, off_low = (abs(length(one.gradients, expected.gradients) - 1) for one in (actual, plain_low))
-    assert off < max(0.02, 2 * off_low), "rounding neither shortens nor lengthens them"
+    assert off < max(longer, 2 * off_low), "rounding neither shortens nor lengthens them"
 
 
 def length(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -329,7 +329,8 @@ def test_low_precision_on_a_gpu(
     tokens, targets = tokens_of(*shape, vocab=vocab), tokens_of(*shape, vocab=vocab)
     with torch.autocast("cuda", torch.bfloat16):
         actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
-    assert_as_near(actual, plain_low, learnt(plain, tokens, targets))
+    longer = 0.02 if operator is MLPLDRUConfig else 0.01  # 1.07 % were seen
+    assert_as_near(actual, plain_low, learnt(plain, tokens, targets), longer)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         logits, logits_low = (one.eval()(tokens) for one in (fused, plain))
     with torch.no_grad():

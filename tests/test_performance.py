@@ -71,6 +71,16 @@ def test_the_page_is_made_of_the_results(pages: ModuleType) -> None:
     assert written == pages.page(pages.latest_report()), "run: make performance"
 
 
+def test_the_page_says_where_parts_are_of_different_code(rehearsed: dict[str, Any]) -> None:
+    machine = importlib.import_module("speed_page.machine")
+    one = machine.machine(rehearsed)
+    hashes = rehearsed["parts"]["rates"]["code"]
+    assert f"code: {hashes['code']} and {hashes['benchmark']}." in one
+    parts = rehearsed["parts"] | {"rates": rehearsed["parts"]["rates"] | {"code": None}}
+    assert "code: unknown (rates)" not in one
+    assert "; unknown (rates)." in machine.machine(rehearsed | {"parts": parts})
+
+
 def test_the_page_and_figures_show_all_models(rehearsed: dict[str, Any], pages: ModuleType) -> None:
     report = rehearsed | {"rows": bars.verdicts(made_up())}
     text = pages.page(report)

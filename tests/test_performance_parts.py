@@ -246,6 +246,8 @@ def test_a_part_that_fails_now_is_not_called_done_for_what_the_file_has(
 
     out = tmp_path / "speed.json"
     monkeypatch.setattr(gpu, "rehearse", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a program's own, and the environment of its processes
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--out", str(out), "--parts", "rates"])
     gpu.main()
     monkeypatch.setattr(PartProcess, "run", fail)

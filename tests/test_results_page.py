@@ -1,6 +1,5 @@
 """The page of kept results as a whole, from made-up files; and that the one in docs/ is of the files in results/."""
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -10,13 +9,14 @@ import pytest
 
 import draw_results
 from logdepth.drawing import source_of
-from logdepth.results import TimingResult, read_result, write_result
+from logdepth.errors import UserError
+from logdepth.results import write_result
 from results_page.bars import BARS, bars
 from results_page.figures import figure_file
 from results_page.kept import STUDIES, read_kept
 from results_page.markdown import NOTHING
 from results_page.page import PLACE, SECTIONS, TEMPLATE, page
-from results_page.readme import BEGIN, END, readme_block, readme_plans, with_block
+from results_page.readme import BEGIN, END, readme_block, with_block
 from tests.kept_results import a_run, add_associativity, add_study, add_sweep, an_associativity
 
 ROOT = Path(__file__).parent.parent
@@ -78,23 +78,12 @@ def test_everything_is_written_and_drawn(everything: Path, tmp_path: Path) -> No
     linked = set(re.findall(r"\((figures/results-[\w-]+\.svg)\)", text))
     linked |= {path.removeprefix("docs/") for path in re.findall(r"\((docs/[\w/-]+\.svg)\)", readme.read_text())}
     assert {path.name for path in stale.parent.iterdir()} == {Path(path).name for path in linked}
-    assert len(linked) == 3 * len(STUDIES) + 4
+    assert len(linked) == 3 * len(STUDIES) + 3
     assert readme.read_text().startswith(f"before\n{BEGIN}| study | model |")
     assert readme.read_text().endswith(f".*\n{END}\nafter\n")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     draw_results.main(arguments)
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-
-def test_the_readme_shows_times_of_compiled_models_alone(tmp_path: Path) -> None:
-    add_study(tmp_path / "wikitext2")
-    kept = read_kept(tmp_path)
-    assert list(readme_plans(kept)) == ["perplexity", "time"]
-    for path in (tmp_path / "wikitext2").glob("*.json"):
-        result = read_result(path)
-        if isinstance(result, TimingResult):
-            write_result(path, dataclasses.replace(result, compiled=False))
-    assert list(readme_plans(read_kept(tmp_path))) == ["perplexity"]
 
 
 def test_the_readme_stays_short(everything: Path) -> None:
@@ -147,6 +136,6 @@ def test_a_readme_without_a_place_is_refused(tmp_path: Path) -> None:
 
 
 def assert_nothing_is_written(folder: Path, results: str, readme: Path, words: str) -> None:
-    with pytest.raises(SystemExit, match=f"^draw_results: .*{words}"):
+    with pytest.raises(UserError, match=words):
         draw_results.main(["--results", str(folder / results), "--docs", str(folder / "docs"), "--readme", str(readme)])
     assert not (folder / "docs").exists()

@@ -15,6 +15,7 @@ import torch
 from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
+from logdepth.runs.environment import differences, environment, hash_of_code
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train import Interrupted, Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, run_config, same_files
@@ -164,6 +165,19 @@ def test_a_folder_that_was_being_made_when_it_was_killed_is_made_anew(corpus: Pa
     (tmp_path / "environment.json").write_text("{}")
     (tmp_path / ".partial-99-config.json").write_text("{")
     assert train(run_config(corpus, max_steps=2), tmp_path).finished
+
+
+def test_code_that_changed_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = hash_of_code(tmp_path)
+    (tmp_path / "a.txt").write_text("not code")
+    assert hash_of_code(tmp_path) == before
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    renamed = hash_of_code(tmp_path)
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert len({before, renamed, hash_of_code(tmp_path)}) == 3
+    facts = environment(torch.device("cpu"))
+    assert differences(facts | {"code": "other"}, facts) == [f"code other → {facts['code']}"]
 
 
 def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) -> None:

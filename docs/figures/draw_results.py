@@ -3,13 +3,13 @@
 What is written by hand of that page is in docs/results.in.md. What is not there yet is said to be so, in one line.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs uninstalled too
 
+from benchmarks import program
 from logdepth.atomic import write_text
 from logdepth.drawing import save_svg
 from logdepth.errors import UserError
@@ -22,15 +22,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = program.Parser(__doc__)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of result files")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where results.md and figures/ go")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="whose table is written")
     given = parser.parse_args(arguments)
     try:
         write(given.results, given.docs, given.readme)
-    except (OSError, UserError) as error:
-        sys.exit(f"draw_results: {error}")
+    except OSError as error:
+        raise UserError(str(error)) from None
 
 
 def write(results: Path, docs: Path, readme: Path) -> None:
@@ -56,4 +56,4 @@ def plans(kept: Kept) -> dict[str, Plan]:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -55,21 +55,13 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
 
 
 def _without_empty_lists(command: Command, arguments: Sequence[str]) -> Command:
-    """Refuses `--contexts $LENGTHS` where there are none: it would stand for the default."""
-    for name in _empty_lists(command):
-        flag = "--" + name.removeprefix("run.").replace("_", "-")
-        if flag in arguments:
+    """Refuses `--contexts $LENGTHS` where there are none: it would stand for the default. (Not so in a config, whose
+    lists can be emptied.)"""
+    for field in dataclasses.fields(command):  # type: ignore[arg-type]
+        flag = f"--{field.name.replace('_', '-')}"
+        if flag in arguments and getattr(command, field.name) == ():
             raise UserError(f"{flag} has no value; give one or more, or leave it out")
     return command
-
-
-def _empty_lists(config: Any, prefix: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            yield from _empty_lists(value, f"{name}.")
-        elif value == ():
-            yield name
 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
@@ -108,6 +100,6 @@ def _one_line(boxed: str) -> str:
 
 
 def _alike(wrong: str, meant: str) -> bool:
-    """Without what most flags begin with."""
+    """Whether the last parts of two flags are close enough for one to be meant by the other."""
     one, other = (flag.removeprefix("--").rsplit(".", 1)[-1] for flag in (wrong, meant))
     return difflib.SequenceMatcher(None, one, other).ratio() >= CLOSE

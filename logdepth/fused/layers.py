@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
 from logdepth.fused.linear_and_norm import normed_gradients
-from logdepth.fused.once import once_differentiable
+from logdepth.fused.once import refusing_second_derivatives
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed
@@ -93,7 +93,7 @@ class _Layers(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @refusing_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers: Sequence[Layer] = ctx.layers
         saved, size = ctx.saved_tensors, len(_Trace._fields)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logdepth.fused.once import once_differentiable
+from logdepth.fused.once import refusing_second_derivatives
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, order_of, sum_by_token
@@ -44,7 +44,7 @@ class _Rows(torch.autograd.Function):
         return table.index_select(0, lookups.tokens)
 
     @staticmethod
-    @once_differentiable
+    @refusing_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
 
@@ -62,7 +62,7 @@ class _Leaves(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @refusing_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table, scale, seed = ctx.saved_tensors
         rows = torch.empty_like(grad)
@@ -83,7 +83,7 @@ class _Added(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable
+    @refusing_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table_grad = sum_by_token(grad.contiguous(), ctx.lookups.order, ctx.factor)
         return None, None, grad, table_grad.to(ctx.dtype)

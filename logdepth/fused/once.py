@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 
-def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses to be part of a graph. torch's own of this name says so only where a second backward pass comes by: one
-    that is asked for the gradients of some tensors may not, and returns wrong ones."""
+def refusing_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses to be part of a graph. torch's once_differentiable says so only where a second backward pass comes by:
+    one that is asked for the gradients of some tensors may not, and returns wrong ones."""
 
     @functools.wraps(backward)
     def refusing(ctx: Any, *grads: Any) -> Any:

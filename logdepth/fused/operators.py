@@ -11,7 +11,7 @@ from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
-from logdepth.fused.once import once_differentiable
+from logdepth.fused.once import refusing_second_derivatives
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on
@@ -158,7 +158,7 @@ class _FusedScan(torch.autograd.Function):
         return states.index_select(0, program.outputs), blocks, prefixes
 
     @staticmethod
-    @once_differentiable
+    @refusing_second_derivatives
     def backward(ctx: Any, *grads_of_results: Tensor | None) -> tuple[Tensor | None, ...]:
         states, seed, *low = ctx.saved_tensors
         program: Program = ctx.program

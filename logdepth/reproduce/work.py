@@ -156,7 +156,9 @@ class _Work:
         self._give_way()
         label = f"{row} seed {config.seed}"
         folder = RunFolder(self._folder(row, config))
-        watch = _StudyWatch(self.progress, label, 0.8 * share, self._is_spent)
+        prepared = self.prepared[row, config.seed]
+        training = share * self._part_that_is_training(config, prepared)
+        watch = _StudyWatch(self.progress, label, training, self._is_spent)
         before = self.progress.done
         try:
             if folder.exists:
@@ -172,9 +174,10 @@ class _Work:
             self.progress.say(self.failed[-1])
             self.progress.update(before + share)
             return
-        self.progress.update(before + 0.8 * share, label)  # a run that was trained before tells nothing of itself
-        part = Part(self.progress, f"{label}, measuring", 1, 0.2 * share)
-        prepared = self.prepared[row, config.seed]
+        if self.progress.done == before:  # it was trained before
+            self.progress.skip(before + training)
+        self.progress.update(before + training, label)
+        part = Part(self.progress, f"{label}, measuring", 1, share - training)
         result = measure_run(self.study, row, folder, standing, prepared, self.others, self.device, part.update)
         write_result(self._file(row, config), result)
         part.update(1)
@@ -183,6 +186,14 @@ class _Work:
             f"test perplexity {main.token_perplexity:.2f}, {main.bits_per_byte:.4f} bits per byte "
             f"at {main.context} tokens"
         )
+
+    def _part_that_is_training(self, config: RunConfig, prepared: Prepared) -> float:
+        """Of a run, by tokens: a step of training is three forward passes."""
+        train = config.train
+        tokens = (train.max_steps or 0) * train.batch_size * train.context
+        passes = 3 * (tokens or train.epochs * len(prepared.stores["train"]))
+        measured = len(self.study.contexts) * len(prepared.stores["test"]) + 2 * sum(map(len, self.others.values()))
+        return passes / (passes + measured)
 
     def _do_times(self, share: float) -> None:
         part = Part(self.progress, "timing", 1, share)
@@ -267,8 +278,7 @@ class _StudyWatch(Watch):
         self.whole, self.label, self.share, self.is_spent = whole, label, share, is_spent
 
     def progress(self, total_steps: int, done: int) -> Part:
-        del done
-        return Part(self.whole, self.label, total_steps, self.share)
+        return Part(self.whole, self.label, total_steps, self.share, done=done)
 
     def must_stop(self) -> bool:
         return self.is_spent()

@@ -59,5 +59,5 @@ def _processor_name() -> str | None:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What may change the bits of a run that goes on here."""
-    decisive = ("logdepth", "python", "torch", "processor", "threads", "device", "cuda")
+    decisive = ("logdepth", "code", "python", "torch", "processor", "threads", "device", "cuda")
     return [f"{name} {before.get(name)} → {now[name]}" for name in decisive if before.get(name) != now[name]]

@@ -1,13 +1,12 @@
-"""The table and the figures of the README: the headline of a few studies."""
+"""The table and the figure of results in the README: the headline of a few studies."""
 
 from functools import partial
 from typing import TYPE_CHECKING
 
 from logdepth.errors import UserError
-from logdepth.report.content import how_timed
 from logdepth.report.figures import draw_contexts, side_by_side
 from logdepth.results import Results
-from results_page.figures import Plan, figure_file, time_panels
+from results_page.figures import Plan, figure_file
 from results_page.headline import HEADS, headline_rows, missing_in
 from results_page.kept import STUDIES, Kept, label_of
 from results_page.lengths import LONGEST, TRAINED
@@ -47,24 +46,15 @@ def with_block(readme: str, block: str) -> str:
 
 
 def readme_plans(kept: Kept) -> dict[str, Plan]:
-    """Name → the figures of the README: perplexity of all its studies, time in the first whose models were compiled.
-
-    Times of others are on the page alone: beside fused kernels, layers that are not compiled look worse than they are.
-    """
-    found = {}
+    """Name → the figure of the README: perplexity of all its studies. The one of time is the benchmark's, whose
+    Transformers are faster."""
     measured = {name: runs for name, (runs, _) in _studies(kept).items() if runs}
-    if measured:
-        caption = "Test perplexity against context length; dashed: the length of training"
-        source = "; ".join(kept.sources[name] for name in measured)
-        panels: Panels = {label_of(name): partial(draw_contexts, runs=runs) for name, runs in measured.items()}
-        found["perplexity"] = Plan(caption, source, partial(side_by_side, panels))
-    for name, (_, timings) in _studies(kept).items():
-        compiled = [one for one in timings if one.compiled]
-        if compiled and "time" not in found:
-            caption = f"Time a token of a forward pass ({how_timed(compiled[0])})"
-            drawing = partial(side_by_side, time_panels(compiled[:1]))
-            found["time"] = Plan(caption, kept.sources[name], drawing)
-    return found
+    if not measured:
+        return {}
+    caption = "Test perplexity against context length; dashed: the length of training"
+    source = "; ".join(kept.sources[name] for name in measured)
+    panels: Panels = {label_of(name): partial(draw_contexts, runs=runs) for name, runs in measured.items()}
+    return {"perplexity": Plan(caption, source, partial(side_by_side, panels))}
 
 
 def _studies(kept: Kept) -> dict[str, Results]:

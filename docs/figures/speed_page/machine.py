@@ -28,11 +28,20 @@ def machine(report: Report) -> str:
         if part.get("date", report["date"]) != report["date"]
     }
     text += f" Measured later: {', '.join(f'{name} on {date}' for name, date in later.items())}." if later else ""
-    own = {name: facts.get(name) for name in ("code", "benchmark")}
-    other = [name for name, part in report["parts"].items() if part.get("code", own) != own]
-    text += f" By other code than the rest: {', '.join(other)}." if other else ""
+    text += f" {_code(report)}"
     notes = {
         note: None for part in report["parts"].values() for one in part["results"] for note in one.get("notes", ())
     }
     text += f" Not done: {'; '.join(undone)}." if undone else ""
     return text + (f" Our models ran without some of their CUDA graphs: {'; '.join(notes)}." if notes else "")
+
+
+def _code(report: Report) -> str:
+    """Parts may have been measured at different times, and not by the same code."""
+    by_code: dict[str, list[str]] = {}
+    for name, part in report["parts"].items():
+        hashes = part.get("code")
+        words = f"{hashes['code']} and {hashes['benchmark']}" if hashes else "unknown"
+        by_code.setdefault(words, []).append(name)
+    named = (words if len(by_code) == 1 else f"{words} ({', '.join(parts)})" for words, parts in by_code.items())
+    return f"Hashes of the package's and the benchmark's code: {'; '.join(named)}."
