@@ -40,7 +40,8 @@ def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) 
     with folder.locked():
         changed = differences(folder.environment(), environment(device))
         if changed:
-            print(f"going on where the run began otherwise ({', '.join(changed)}): perhaps not bit for bit", file=sys.stderr)
+            began = ", ".join(changed)
+            print(f"going on where the run began otherwise ({began}): perhaps not bit for bit", file=sys.stderr)
         return Trainer(folder, config, prepared, device, watch).run()
 
 
