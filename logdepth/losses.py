@@ -25,11 +25,18 @@ IGNORED = -100
 
 
 def linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean nats of `targets` `[rows]` under the logits `features · weightᵀ`, `[rows, width]` and `[vocab, width]`."""
+    """Mean nats of `targets` `[rows]` under the logits `features · weightᵀ`, `[rows, width]` and `[vocab, width]`.
+
+    Targets of -100 do not count, as in `torch.nn.functional.cross_entropy`; where all are, the mean is nan.
+    """
     return _linear_cross_entropy(features, weight, targets, use_kernel=_kernel_pays(features))
 
 
 def _linear_cross_entropy(features: Tensor, weight: Tensor, targets: Tensor, *, use_kernel: bool) -> Tensor:
+    if features.ndim != 2:
+        raise ValueError(
+            f"features must be [rows, width]; got shape {tuple(features.shape)}: flatten them, and targets"
+        )
     rows, vocab = features.shape[0], weight.shape[0]
     if targets.shape != (rows,):
         raise ValueError(f"{rows} rows of features need as many targets, not {tuple(targets.shape)}")

@@ -196,6 +196,8 @@ def test_a_target_outside_the_vocabulary_shows_in_the_loss(wrong: int) -> None:
 
 def test_targets_that_are_not_one_a_row_are_refused() -> None:
     features, weight, targets = head(5, 37)
+    with pytest.raises(ValueError, match=r"features must be \[rows, width\]; got shape \(2, 3, 4\): flatten them"):
+        linear_cross_entropy(torch.zeros(2, 3, 4), torch.zeros(7, 4), torch.zeros(2, dtype=torch.long))
     with pytest.raises(ValueError, match="5 rows of features need as many targets, not \\(4,\\)"):
         linear_cross_entropy(features, weight, targets[1:])
 

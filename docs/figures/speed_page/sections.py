@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
-from benchmarks.speed import bars
+import torch
+
+from benchmarks.speed import bars, sizes
 from benchmarks.speed.sizes import OURS, THEIRS
+from logdepth.models import Transformer
 from speed_page.measured import Report, Result, measured, mebibytes, number, places_of, results, variant
 from speed_page.tables import table
 
@@ -14,16 +17,49 @@ def forward(report: Report) -> str:
     rows = []
     for model in (*OURS, *THEIRS):
         rows.append([model, *_cells(found, contexts, model, lambda one: one["milliseconds"])])
+        spread = [bars.fitting(found, model=model, context=context) for context in contexts]
+        rows.append(["its quartiles", *(_quartiles(ones[0]) if ones else "–" for ones in spread)])
         if model in OURS:
             for kind, words in bars.FLOORS.items():
                 floor = lambda one, kind=kind: bars.floor_milliseconds(everything, one.get(f"flops_{kind}"))  # noqa: E731
                 alone = lambda one, kind=kind: one.get(f"products_{kind}", {}).get("milliseconds")  # noqa: E731
                 rows.append([f"its floor, {words}", *_cells(found, contexts, model, floor)])
                 rows.append([f"its products alone, {words}", *_cells(found, contexts, model, alone)])
+        else:
+            least = _cells(found, contexts, model, lambda one: _floor_of_transformer(report, one))
+            if set(least) != {"–"}:
+                rows.append(["its products at the floor's rate, and its attention", *least])
     tokens = max((one["tokens"] for one in found if one["model"] in THEIRS), default=0)
     longest = f"; {contexts[-1]:,} in one row in the last column" if contexts and contexts[-1] > tokens else ""
     note = f"Milliseconds of {tokens:,} tokens (as near as whole rows come) in rows of a length{longest}."
-    return f"{note}\n\n{table(['', *(f'{one:,}' for one in contexts)], rows)}"
+    return f"{note} {_attentions(found)}\n\n{table(['', *(f'{one:,}' for one in contexts)], rows)}"
+
+
+def _attentions(found: list[Result]) -> str:
+    """What computed the Transformers' attention."""
+    used: dict[str, dict[str, None]] = {}
+    for one in found:
+        if one["model"] in THEIRS:
+            used.setdefault(one["model"], {})[one["attention"]] = None
+    return "Attention: " + "; ".join(f"{model}: {' and '.join(names)}" for model, names in used.items()) + "."
+
+
+def _floor_of_transformer(report: Report, one: Result) -> float | None:
+    """Milliseconds of its matrix products at the best rate of the run, and of its attention as it was measured."""
+    size = sizes.smoke() if report["smoke"] else sizes.full()
+    config = size.theirs[one["model"]]
+    with torch.device("meta"):
+        model = Transformer(config, size.vocab_size)
+    looked_up = 0 if config.tied else model.embedding.weight.numel()
+    weights = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2) - looked_up
+    products = bars.floor_milliseconds(measured(report), 2 * one["tokens"] * weights)
+    kernel = one["attention"].rpartition(", ")[2]
+    attention = one.get("attention_milliseconds", {}).get(kernel)
+    return None if products is None or attention is None else products + config.num_layers * attention
+
+
+def _quartiles(one: Result) -> str:
+    return " – ".join(number(quartile) for quartile in one["quartiles"])
 
 
 def _cells(found: list[Result], contexts: list[int], model: str, value: Callable[[Result], float | None]) -> list[str]:
@@ -64,7 +100,7 @@ def _training_row(one: Result) -> list[str]:
         variant(one),
         f"{one['batch']}×{one['context']:,}",
         number(one["milliseconds"]),
-        " – ".join(number(quartile) for quartile in one["quartiles"]),
+        _quartiles(one),
         number(one["tokens_per_second"]),
         number(mebibytes(one)),
     ]
