@@ -7,6 +7,7 @@ import platform
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "logdepth": logdepth.__version__,
-        "code": hash_of_code(Path(logdepth.__file__).parent),
+        "code": _own_code(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -32,6 +33,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
     }
+
+
+@cache
+def _own_code() -> str:
+    """As it was when first asked for: files may change while a run goes on."""
+    return hash_of_code(Path(logdepth.__file__).parent)
 
 
 def hash_of_code(package: Path) -> str:

@@ -16,17 +16,21 @@ def forward(report: Report) -> str:
     contexts = sorted({one["context"] for one in found})
     rows = []
     for model in (*OURS, *THEIRS):
-        rows.append([model, *_cells(found, contexts, model, lambda one: one["milliseconds"])])
-        spread = [bars.fitting(found, model=model, context=context) for context in contexts]
-        rows.append(["its quartiles", *(_quartiles(ones[0]) if ones else "–" for ones in spread)])
+        rows.append([model, *_cells(found, contexts, model, lambda one: number(one["milliseconds"]))])
+        rows.append(["its quartiles", *_cells(found, contexts, model, _quartiles)])
         if model in OURS:
             for kind, words in bars.FLOORS.items():
-                floor = lambda one, kind=kind: bars.floor_milliseconds(everything, one.get(f"flops_{kind}"))  # noqa: E731
-                alone = lambda one, kind=kind: one.get(f"products_{kind}", {}).get("milliseconds")  # noqa: E731
+
+                def floor(one: Result, kind: str = kind) -> str:
+                    return number(bars.floor_milliseconds(everything, one.get(f"flops_{kind}")))
+
+                def alone(one: Result, kind: str = kind) -> str:
+                    return number(one.get(f"products_{kind}", {}).get("milliseconds"))
+
                 rows.append([f"its floor, {words}", *_cells(found, contexts, model, floor)])
                 rows.append([f"its products alone, {words}", *_cells(found, contexts, model, alone)])
         else:
-            least = _cells(found, contexts, model, lambda one: _floor_of_transformer(report, one))
+            least = _cells(found, contexts, model, lambda one: number(_floor_of_transformer(report, one)))
             if set(least) != {"–"}:
                 rows.append(["its products at the floor's rate, and its attention", *least])
     tokens = max((one["tokens"] for one in found if one["model"] in THEIRS), default=0)
@@ -62,11 +66,11 @@ def _quartiles(one: Result) -> str:
     return " – ".join(number(quartile) for quartile in one["quartiles"])
 
 
-def _cells(found: list[Result], contexts: list[int], model: str, value: Callable[[Result], float | None]) -> list[str]:
+def _cells(found: list[Result], contexts: list[int], model: str, text: Callable[[Result], str]) -> list[str]:
     cells = []
     for context in contexts:
         fitting = bars.fitting(found, model=model, context=context)
-        cells.append(number(value(fitting[0])) if fitting else "–")
+        cells.append(text(fitting[0]) if fitting else "–")
     return cells
 
 
