@@ -71,9 +71,10 @@ class Captured:
     no capture is possible, or too many kinds of calls come, it runs as it is, and says so once.
 
     What the function does on the CPU happens at the capture only: it must neither read what a GPU computed nor decide
-    by anything but its arguments' shapes and its settings. Other tensors that it reads, such as weights, must stay
-    where they are; see `keep`. No gradient flows through a call: a function that needs any computes and uses them
-    inside. A seed set before a call (torch.manual_seed) gives a replay the random numbers that it gives any call.
+    by anything but its arguments' shapes and its settings. It must not change its arguments: a replay has copies of
+    them. Other tensors that it reads, such as weights, must stay where they are; see `keep`. No gradient flows through
+    a call: a function that needs any computes and uses them inside. A seed set before a call (torch.manual_seed) gives
+    a replay the random numbers that it gives any call.
 
     Args:
         function: takes tensors by position and hashable settings by keyword; returns a tensor or a tuple of tensors.
@@ -118,8 +119,11 @@ class Captured:
                 self._say_once(f"calls of more than {self.max_graphs} shapes or settings; the new ones run without one")
                 return _results(run(*tensors))
             recorder = self._recorder = self._recorder or recorder_on(device)
-            if self._is_warming_up(key):
-                return _results(recorder.warm_up(partial(run, *tensors)))
+            if self._calls.get(key, 0) < self.warmups:
+                outputs = recorder.warm_up(partial(run, *tensors))
+                self._count(key)  # a call that failed has set up nothing for sure
+                return _results(outputs)
+            self._calls.pop(key)
             self.recordings[key] = self._record(recorder, run, tensors)
         recording = self.recordings[key]
         if recording is None:
@@ -132,13 +136,10 @@ class Captured:
         self._calls.clear()
         self._recorder = None
 
-    def _is_warming_up(self, key: Hashable) -> bool:
-        calls = self._calls.pop(key, 0)
-        if calls < self.warmups:
-            self._calls[key] = calls + 1
-            if len(self._calls) > REMEMBERED_KEYS:
-                del self._calls[next(iter(self._calls))]
-        return calls < self.warmups
+    def _count(self, key: Hashable) -> None:
+        self._calls[key] = self._calls.pop(key, 0) + 1
+        if len(self._calls) > REMEMBERED_KEYS:
+            del self._calls[next(iter(self._calls))]
 
     def _record(self, recorder: Recorder, run: Callable[..., Outputs], tensors: tuple[Tensor, ...]) -> Recording | None:
         inputs = tuple(one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)

@@ -92,7 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         count, features_grad, weight_grad = ctx.saved_tensors
         # Only here are gradients made those of a mean: before, float16 would lose the small ones. A scale of few bits
         # would be no better. Autograd casts them to the dtypes of features and weight.
-        scale = grad / count
+        scale = grad / count.clamp(min=1)  # without a row that counts, gradients are 0 as torch's are
         grads = (None if one is None else _scaled(one, scale, ctx.use_kernel) for one in (features_grad, weight_grad))
         return *grads, None, None, None, None
 
@@ -135,13 +135,14 @@ def _replace_by_gradient(
         cross_entropy_(logits, targets, losses, with_gradient=with_gradient, ignored=IGNORED)
         return
     kept = targets != IGNORED
-    at_targets = torch.arange(len(targets), device=targets.device), targets.where(kept, 0)
+    columns = targets.where(kept, 0)[:, None]
     values = logits.to(losses.dtype)
     log_totals = values.logsumexp(1)
-    losses.copy_((log_totals - values[at_targets]).where(kept, 0))
+    # gather: an index would take -1 for the last entry
+    losses.copy_((log_totals - values.gather(1, columns)[:, 0]).where(kept, 0))
     if with_gradient:
         values.sub_(log_totals.where(kept, torch.inf)[:, None]).exp_()  # all 0 in rows that do not count
-        values[at_targets] -= kept.to(values.dtype)
+        values.scatter_add_(1, columns, -kept.to(values.dtype)[:, None])
         logits.copy_(values)
 
 

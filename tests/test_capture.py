@@ -119,6 +119,26 @@ def test_a_capture_that_fails_is_a_call_all_the_same_and_it_is_said_once(recorde
     assert len(recorder.graphs) == 1  # another kind may still be captured
 
 
+def test_a_call_that_failed_is_no_warm_up(recorder: FakeRecorder) -> None:
+    fails = True
+
+    def failing(numbers: Tensor) -> Tensor:
+        if fails:
+            raise MemoryError
+        return numbers * 2
+
+    function = Captured(failing, warmups=2)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            function(torch.ones(3))
+    fails = False
+    for _ in range(2):
+        function(torch.ones(3))
+        assert not recorder.graphs
+    assert function(torch.ones(3)).tolist() == [2, 2, 2]
+    assert len(recorder.graphs) == 1
+
+
 def test_what_the_function_raises_is_raised(recorder: FakeRecorder) -> None:
     def failing(numbers: Tensor) -> Tensor:
         raise ZeroDivisionError

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from logdepth.data import prepare
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate, nats_graphs
-from logdepth.models import ModelConfig, ScanLMConfig, TransformerConfig
+from logdepth.models import LanguageModel, ModelConfig, ScanLMConfig, Transformer, TransformerConfig
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
@@ -42,6 +42,21 @@ def tokens_of(*shape: int) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(0))
 
 
+def attending(model: LanguageModel) -> LanguageModel:
+    """With a Transformer's weights so large that what it attends to matters, as it hardly does at the start."""
+    if isinstance(model, Transformer):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+    return model
+
+
+def assert_near(found: Tensor, expected: Tensor, deviations: float) -> None:
+    """To so much of the spread of what is expected; some gradients are 0 but for rounding."""
+    found, expected = found.float(), expected.float()
+    assert float((found - expected).abs().max()) <= deviations * float(expected.std()) + 1e-5
+
+
 @every_model
 def test_logits_and_gradients_are_the_cpus(name: str) -> None:
     tokens = tokens_of(3, 129)
@@ -61,7 +76,7 @@ def test_logits_and_gradients_are_the_cpus(name: str) -> None:
 def test_flex_attention_is_sdpa_with_alibi(length: int) -> None:
     tokens = tokens_of(2, length).cuda()
     config = dataclasses.replace(MODELS["alibi"], dropout=0.0)
-    flex = dataclasses.replace(config, attention="flex").build(VOCAB).cuda()
+    flex = attending(dataclasses.replace(config, attention="flex").build(VOCAB)).cuda()
     sdpa = dataclasses.replace(config, attention="sdpa").build(VOCAB).cuda()
     sdpa.load_state_dict(flex.state_dict())
     grads = []
@@ -70,20 +85,20 @@ def test_flex_attention_is_sdpa_with_alibi(length: int) -> None:
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
         grads.append([logits, *(parameter.grad for parameter in model.parameters())])
     for left, right in zip(*grads, strict=True):
-        torch.testing.assert_close(left, right, rtol=5e-3, atol=2e-3)
+        assert_near(left, right, 0.02)  # slopes that are wrong by 10 % change logits by 0.06 to 0.14
 
 
 @every_model
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_stream_gives_the_logits_of_the_whole(name: str, dtype: torch.dtype) -> None:
-    model, tokens = MODELS[name].build(VOCAB).eval().cuda(), tokens_of(2, 70).cuda()
-    tolerance = 5e-3 if dtype == torch.float32 else 8e-2
+    model, tokens = attending(MODELS[name].build(VOCAB)).eval().cuda(), tokens_of(2, 70).cuda()
     with torch.inference_mode(), torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
         whole, parts, state = model(tokens), [], model.init_state(2)
         for start, end in ((0, 1), (1, 33), (33, 34), (34, 70)):
             logits, state = model.step(tokens[:, start:end], state)
             parts.append(logits)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=tolerance, atol=tolerance)
+    # Without a state they would differ by 2 and more.
+    assert_near(torch.cat(parts, dim=1), whole, 0.02 if dtype == torch.float32 else 0.3)
 
 
 @every_model

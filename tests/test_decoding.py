@@ -173,6 +173,24 @@ def test_what_makes_no_sense_is_refused() -> None:
         decoder.select([0, 2])
 
 
+def test_after_a_step_that_failed_half_way_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("deep")
+    decoder = Decoder(model, prefilled(model, [4, 4]))
+    decoder.step(random_tokens(2))
+
+    def failing(*_: object) -> Tensor:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[1], "output", failing)
+        with pytest.raises(MemoryError):
+            decoder.step(random_tokens(2))
+    with pytest.raises(RuntimeError, match="make a new Decoder"):
+        decoder.step(random_tokens(2))
+    with pytest.raises(RuntimeError, match="make a new Decoder"):
+        decoder.state()
+
+
 def test_leaves_of_large_vocabularies_are_computed_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built()
     state = prefilled(model, [4, 2])

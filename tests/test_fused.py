@@ -6,6 +6,7 @@ Kernels run on a GPU where there is one, else in Triton's interpreter.
 import importlib
 import itertools
 import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -311,6 +312,72 @@ def test_what_has_no_kernels_is_refused_with_the_reason() -> None:
         FusedOperator(lambda left, right: left + right)
     with pytest.raises(TypeError, match="no fused kernels for MLPLDRU with norm_weights=False"):
         FusedOperator(MLPLDRU(WIDTH, norm_weights=False))
+
+
+class LowRank(nn.Linear):
+    """More than its weights say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def without(module: nn.Module, name: str) -> nn.Module:
+    module.register_parameter(name, None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda grc: setattr(grc, "hidden", LowRank(2 * WIDTH, 4 * WIDTH)), "for operator.hidden, a LowRank"),
+        (lambda grc: setattr(grc, "gates", without(grc.gates, "bias")), "for operator.gates, a Linear without"),
+        (lambda grc: setattr(grc, "norm", nn.LayerNorm(WIDTH, elementwise_affine=False)), "norm, a LayerNorm without"),
+        (lambda grc: setattr(grc, "activation", torch.tanh), "operator has another activation"),
+        (lambda grc: grc.gates.register_forward_hook(lambda *_: None), "the hooks of operator.gates"),
+        (lambda grc: grc.hidden.register_forward_pre_hook(lambda *_: None), "the hooks of operator.hidden"),
+    ],
+)
+def test_what_an_operator_is_made_of_must_be_known_too(change: Callable[[GRC], object], why: str) -> None:
+    """Kernels read weights, and would compute something else without a word."""
+    grc = GRC(WIDTH)
+    change(grc)
+    reason = why_not_fused(PostMerge(grc, WIDTH), torch.empty(0, device=DEVICE))
+    assert reason is not None
+    assert why in reason
+    with pytest.raises(TypeError, match="operator"):
+        FusedOperator(PostMerge(grc, WIDTH))
+
+
+@pytest.mark.parametrize("kind", ["grc", "ldru-up"])
+def test_under_autocast_prefixes_are_of_the_elements_dtype_and_may_go_on_as_elements(kind: str) -> None:
+    operator, elements = operator_of(kind), elements_of(2, 5)
+    results = []
+    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+        for one in (operator, FusedOperator(operator)):
+            prefixes, state = scan(one, elements)
+            assert prefixes.dtype == elements.dtype
+            results.append(scan(one, prefixes, state).prefixes)
+    assert results[1].dtype == results[0].dtype
+    torch.testing.assert_close(results[1], results[0], rtol=0.1, atol=0.1)
+
+
+def test_a_backward_pass_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, elements = operator_of("grc"), elements_of(1, 7)
+    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
+    (expected,) = torch.autograd.grad(total, elements, retain_graph=True)
+    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
+    original = merges.Merges.backward
+
+    def failing(*arguments: Any) -> Any:
+        original(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merges.Merges, "backward", failing)
+        with pytest.raises(MemoryError):
+            torch.autograd.grad(total, elements, retain_graph=True)
+    (repeated,) = torch.autograd.grad(total, elements)
+    torch.testing.assert_close(repeated, expected)
 
 
 def test_weights_are_read_by_name() -> None:

@@ -309,6 +309,42 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
         assert model(tokens).shape == (1, 3, VOCAB)
 
 
+def foreign_operator(model: ScanLM) -> None:
+    model.layers[1].operator = AffineConfig(width=WIDTH).build()
+
+
+def other_net(model: ScanLM) -> None:
+    model.layers[1].embedding_net = nn.Tanh()
+
+
+def other_embedding(model: ScanLM) -> None:
+    model.embedding.max_norm = 1.0
+
+
+@pytest.mark.parametrize("change", [foreign_operator, other_net, other_embedding])
+def test_every_layer_and_all_that_is_in_it_must_be_known(change: Callable[[ScanLM], None]) -> None:
+    model = CONFIGS["deep"].build(VOCAB).to(DEVICE)
+    change(model)
+    assert model.accelerate() is not None
+    assert not model.fused
+
+
+@pytest.mark.parametrize("name", ["embed_dropout", "leaf_dropout"])
+@pytest.mark.parametrize("length", [2, 5], ids=["fewer-tokens-than-vocabulary", "more"])
+def test_dropout_that_is_on_in_a_model_that_does_not_train(name: str, length: int) -> None:
+    """As in Monte-Carlo dropout."""
+    config = dataclasses.replace(CONFIGS["leaf-norm"], **{name: 0.5})
+    _, fused = plain_and_fused(config)
+    tokens = tokens_of(3, length)
+    fused.eval()
+    with torch.inference_mode(), fused.weights_held():
+        torch.testing.assert_close(fused(tokens), fused(tokens))
+        for module in fused.modules():
+            if isinstance(module, nn.Dropout):
+                module.train()
+        assert not torch.allclose(fused(tokens), fused(tokens))
+
+
 # On a GPU, at sizes that interest
 
 

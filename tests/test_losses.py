@@ -194,6 +194,30 @@ def test_a_target_outside_the_vocabulary_shows_in_the_loss(wrong: int) -> None:
     assert _linear_cross_entropy(features, weight, targets, use_kernel=True).isnan()
 
 
+@pytest.mark.parametrize("wrong", [-1, 37])
+@pytest.mark.parametrize("logits_at_once", [37, 10 * 37], ids=["chunks", "at once"])
+def test_a_target_outside_the_vocabulary_is_refused_on_a_cpu(
+    wrong: int, logits_at_once: int, chunks_of: Callable[[int], None]
+) -> None:
+    chunks_of(logits_at_once)
+    features, weight, targets = head(5, 37)
+    targets[2] = wrong
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        linear_cross_entropy(features, weight, targets)
+
+
+@plain_and_kernel
+def test_without_a_row_that_counts_there_is_no_mean_and_no_gradient(
+    use_kernel: bool, chunks_of: Callable[[int], None]
+) -> None:
+    chunks_of(10 * 37)
+    features, weight, targets = head(25, 37)
+    loss = _linear_cross_entropy(features, weight, targets.fill_(losses.IGNORED), use_kernel=use_kernel)
+    assert loss.isnan()
+    for grad in torch.autograd.grad(loss, (features, weight)):
+        assert not grad.any()
+
+
 def test_targets_that_are_not_one_a_row_are_refused() -> None:
     features, weight, targets = head(5, 37)
     with pytest.raises(ValueError, match=r"features must be \[rows, width\]; got shape \(2, 3, 4\): flatten them"):

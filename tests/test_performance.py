@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import bars, products
-from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions
+from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions, positions_for
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import ATTENTIONS, CachedTransformer
 from benchmarks.speed.parts import PARTS
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
+from logdepth.models.attention import causal_attention
 
 ROOT = Path(__file__).parent.parent
 SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 20, "large": 2, "decoding": 7, "startup": 1}
@@ -140,6 +141,30 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
         torch.testing.assert_close(loss, model.loss(tokens, targets))
 
 
+@pytest.mark.parametrize("name", smoke().theirs)
+def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
+    """As the states of an accelerated scan."""
+    model = Transformer(smoke().theirs[name], 37).eval()
+    tokens = torch.randint(37, (2, 20))
+    positions = positions_for(model, 20)
+    seen = []
+
+    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return causal_attention(queries, keys, values, model.slopes, "sdpa")
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    def features(tokens: torch.Tensor) -> torch.Tensor:
+        return features_of(model, tokens, positions, attend)
+
+    for block in model.blocks:
+        block.mlp_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        features_of(model, tokens, positions, attend)
+        assert seen == [torch.bfloat16] * len(model.blocks)
+        plain = model.norm(model._features(tokens, None))
+        torch.testing.assert_close(features(tokens), plain, rtol=0.1, atol=0.1, check_dtype=False)
+
+
 def test_flex_attention_is_part_of_one_graph() -> None:
     model = Transformer(smoke().theirs[ALIBI], 37).eval()
     tokens = torch.randint(37, (2, 150))
@@ -148,7 +173,7 @@ def test_flex_attention_is_part_of_one_graph() -> None:
 
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     def logits(tokens: torch.Tensor) -> torch.Tensor:
-        return F.linear(features_of(model, tokens, attend), model._head_weight)
+        return F.linear(features_of(model, tokens, None, attend), model._head_weight)
 
     with torch.inference_mode():
         torch.testing.assert_close(logits(tokens), model(tokens))
@@ -161,7 +186,8 @@ def test_the_cached_transformer_decodes_as_the_model_does(attention: str) -> Non
         for parameter in model.parameters():
             parameter.mul_(5)  # so that attention matters
         _, state = model.step(torch.randint(37, (2, length - 1)), model.init_state(2))
-        cached = CachedTransformer(model, 2, length, ATTENTIONS[attention])
+        attend = torch.compile(ATTENTIONS[attention], backend="aot_eager")  # FlexAttention warns where it is not
+        cached = CachedTransformer(model, 2, length, attend)
         for pair, keys, values in zip(cached.caches, state.keys, state.values, strict=True):
             pair[0][:, :, :-1], pair[1][:, :, :-1] = keys, values
         cached.position.fill_(length - 1)  # the last place is still free

@@ -223,10 +223,11 @@ def _training(parts: dict[str, Results]) -> Iterator[Row]:
                     bar, model=name, against=_with_loss(quickest),
                     ours=mine.get("milliseconds"), theirs=quickest.get("milliseconds"),
                 )  # fmt: skip
-                yield _row(
-                    MEMORY, model=f"{name}, {batch}×{context:,}", against=_with_loss(leanest),
-                    ours=_mebibytes(mine), theirs=_mebibytes(leanest), unit="MiB",
-                )  # fmt: skip
+                if not recompute:  # the Transformers do not either
+                    yield _row(
+                        MEMORY, model=f"{name}, {batch}×{context:,}", against=_with_loss(leanest),
+                        ours=_mebibytes(mine), theirs=_mebibytes(leanest), unit="MiB",
+                    )  # fmt: skip
 
 
 def _with_loss(result: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 They compute what `logdepth.models.Transformer` computes, with its weights (tests/test_performance.py). FlexAttention is
 called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
-the graph in every layer.
+the graph in every layer. Sinusoids are added from a table, and under autocast the residual stream is in the dtype of
+the products, as the states of an accelerated scan are.
 """
 
 import math
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 
 from benchmarks.speed.bench import Bench, Result
 from logdepth.capture import Outputs
+from logdepth.fused.casts import arithmetic_dtype
 from logdepth.losses import linear_cross_entropy
 from logdepth.models import Transformer, TransformerConfig
-from logdepth.models.attention import causal_attention
+from logdepth.models.attention import causal_attention, sinusoids
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Function = Callable[..., Tensor]
@@ -30,10 +32,20 @@ def compiled(bench: Bench, function: Function) -> Function:
     return function if bench.sizes.smoke else torch.compile(function, dynamic=False, fullgraph=True)
 
 
-def features_of(model: Transformer, tokens: Tensor, attend: Attend) -> Tensor:
+def positions_for(model: Transformer, length: int) -> Tensor | None:
+    """What is added to embeddings, `[length, width]`, made once: compiled with the rest, it would be in every pass."""
+    if model.config.positions != "sinusoidal":
+        return None
+    weight = model.embedding.weight
+    return sinusoids(torch.arange(length, device=weight.device), weight.shape[1]).to(weight.dtype)
+
+
+def features_of(model: Transformer, tokens: Tensor, positions: Tensor | None, attend: Attend) -> Tensor:
     """What the head multiplies, `[batch, length, width]`."""
-    positions = torch.arange(tokens.shape[1], device=tokens.device)
-    features = model._embed(tokens, positions)
+    features = model.embedding(tokens) * math.sqrt(model.config.embed_width)
+    if positions is not None:
+        features = features + positions
+    features = model.embed_dropout(features.to(arithmetic_dtype(features)))
     for block in model.blocks:
         attended = attend(*block.attention.project(block.attention_norm(features)))
         features = block.after_attention(features, attended)
@@ -43,15 +55,15 @@ def features_of(model: Transformer, tokens: Tensor, attend: Attend) -> Tensor:
 
 def forward_function(bench: Bench, model: Transformer, length: int) -> Function:
     """Tokens to logits."""
-    attend = attention_for(bench, model, length)
+    attend, positions = attention_for(bench, model, length), positions_for(model, length)
     weight = model._head_weight
-    return compiled(bench, lambda tokens: F.linear(features_of(model, tokens, attend), weight))
+    return compiled(bench, lambda tokens: F.linear(features_of(model, tokens, positions, attend), weight))
 
 
 def loss_functions(bench: Bench, model: Transformer, length: int) -> dict[str, Function]:
     """Inputs and targets to the mean loss, by what computes the loss: one compilation of the layers serves both."""
-    attend = attention_for(bench, model, length)
-    features = compiled(bench, lambda tokens: features_of(model, tokens, attend))
+    attend, positions = attention_for(bench, model, length), positions_for(model, length)
+    features = compiled(bench, lambda tokens: features_of(model, tokens, positions, attend))
     weight = model._head_weight
 
     def of_all_logits(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -27,8 +27,23 @@ def with_products(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return scores.softmax(-1).to(values.dtype) @ values
 
 
-ATTENTIONS: dict[str, Attend] = {"SDPA": fused, "matrix products": with_products}
-"""The faster one counts."""
+def flexible(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """FlexAttention, which has a kernel for few queries and many keys."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attended: Tensor = flex_attention(queries, keys, values)
+    return attended
+
+
+ATTENTIONS: dict[str, Attend] = {
+    "FlashAttention": fused,
+    "matrix products": with_products,
+    "cuDNN": fused,
+    "FlexAttention": flexible,
+}
+"""The fastest counts."""
+KERNELS = {"FlashAttention": "flash", "cuDNN": "cudnn"}
+"""Of scaled_dot_product_attention."""
 
 
 class CachedTransformer:

@@ -43,7 +43,7 @@ PARTS = {
     "rates": Part("benchmarks.speed.rates", "measure", 35, rehearsals=1),
     "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsals=3),
     "training": Part("benchmarks.speed.training", "measure", 140, rehearsals=3),
-    "decoding": Part("benchmarks.speed.decoding", "measure", 70, rehearsals=2),
+    "decoding": Part("benchmarks.speed.decoding", "measure", 90, rehearsals=2),
     "large": Part("benchmarks.speed.training", "measure_large", 40, rehearsals=1),
 }
 ENDING_SECONDS = 8.0

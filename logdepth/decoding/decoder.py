@@ -54,7 +54,7 @@ class Decoder:
     ) -> None:
         """
         Args:
-            model: in eval mode. Its weights are read at the first step.
+            model: in eval mode. Its weights are read at the first step, and must stay as they are.
             state: where the streams stand.
             graphs: on CUDA, record steps as CUDA graphs; elsewhere it changes nothing.
             leaf_table: compute the leaves of all tokens once. By default on CUDA, where that takes next to no time.
@@ -79,6 +79,8 @@ class Decoder:
         self._graphs = StepGraphs(self.device, say) if graphs and on_cuda else None
         self._weights: Weights | None = None
         self._autocast: torch.dtype | None = None
+        self._torn = False
+        """Whether a step began that did not end."""
         self._hold(state, levels=first.row_lengths.longest.bit_length() + 1)
 
     @property
@@ -93,6 +95,7 @@ class Decoder:
     def step(self, tokens: Tensor) -> Tensor:
         """One token of every stream, `[batch]`: the logits of the next, `[batch, vocab]`, valid until the next step."""
         # A recorded step takes a GPU so little time that everything here counts.
+        self._refuse_if_torn()
         if tokens is not self.tokens:
             self._check(tokens)
             self.tokens.copy_(tokens)
@@ -109,11 +112,13 @@ class Decoder:
             if index_size:
                 self._index[:index_size].copy_(_on_host(lists, self.device), non_blocking=True)
         compute = partial(self._compute, shape, index_size)
+        self._torn = True
         with launched_where(self.tokens):
             if self._graphs is not None and recurs:
                 self._graphs.run(shape, compute)
             else:
                 compute()
+        self._torn = False
         if self._length is not None:
             self._length += 1
         else:
@@ -123,6 +128,7 @@ class Decoder:
 
     def state(self) -> ScanLMState:
         """Where the streams stand, for going on elsewhere."""
+        self._refuse_if_torn()
         return ScanLMState(tuple(tables.state(self._lengths(), self._rows) for tables in self._tables))
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
@@ -139,6 +145,10 @@ class Decoder:
         else:
             self._kept = index_on(self.device, self._rows)
             self.tokens = self._integers(len(chosen))
+
+    def _refuse_if_torn(self) -> None:
+        if self._torn:
+            raise RuntimeError("a step failed half-way and left the streams between two tokens: make a new Decoder")
 
     def _check(self, tokens: Tensor) -> None:
         if not isinstance(tokens, Tensor):

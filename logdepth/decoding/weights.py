@@ -25,7 +25,7 @@ LEAVES_AT_ONCE = 2**14
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Taken from a model once: later changes of the model are not seen."""
+    """Taken from a model once, some of them as copies: a model that has changed needs others."""
 
     embedding: Tensor
     layers: tuple[ScanLayer, ...]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
+from logdepth.fused.known import why_unknown
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
 from logdepth.fused.once import refusing_second_derivatives
@@ -25,6 +26,7 @@ from logdepth.scanning.sweep import OwnSweep, Swept
 
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
 """Operators for which there are kernels, by their very type: what is made from it may compute something else."""
+OPERATORS = (*CELLS, PostMerge)
 
 
 class Settings(NamedTuple):
@@ -63,7 +65,8 @@ def _no_cell(operator: Operator | OperatorPair) -> str | None:
         return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
     if down is not up and down is not inner:
         return "there are fused kernels where both sweeps have one operator, the up-sweep's with a PostMerge at most"
-    return cell.refusal(inner)
+    assert isinstance(up, nn.Module)
+    return cell.refusal(inner) or why_unknown(up, OPERATORS)
 
 
 class FusedOperator(OwnSweep):
@@ -153,9 +156,11 @@ class _FusedScan(torch.autograd.Function):
             ctx.sizes = [len(one) for one in inputs]
             ctx.save_for_backward(states, merges.seed, *low)
             ctx.set_materialize_grads(False)
-        dtype = elements.dtype
-        blocks, prefixes = (states.index_select(0, rows).to(dtype) for rows in (program.blocks, program.prefixes))
-        return states.index_select(0, program.outputs), blocks, prefixes
+        outputs, blocks, prefixes = (
+            states.index_select(0, rows).to(elements.dtype)  # what a scan returns is of the dtype of what it is given
+            for rows in (program.outputs, program.blocks, program.prefixes)
+        )
+        return outputs, blocks, prefixes
 
     @staticmethod
     @refusing_second_derivatives
@@ -172,8 +177,8 @@ class _FusedScan(torch.autograd.Function):
                 scatter_rows(grads, rows, grad.contiguous() if fresh else grads.index_select(0, rows) + grad)
                 fresh = False
         merges = _merges(ctx.settings, program, low, states, seed)
-        weight_grads = merges.backward(grads, ctx.traces)
-        ctx.traces = None  # overwritten: it cannot serve twice
+        traces, ctx.traces = ctx.traces, None  # overwritten: they cannot serve twice, not even where this fails
+        weight_grads = merges.backward(grads, traces)
         inputs = torch.split(grads[: program.num_inputs], ctx.sizes)
         # Nothing for inputs without rows: autograd would make zeros of the size of what they were cut from.
         input_grads = (one.to(dtype) if len(one) else None for one, dtype in zip(inputs, ctx.dtypes, strict=True))

@@ -8,12 +8,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from logdepth.capture import keep
 from logdepth.scanning.uncompiled import outside_compiled_graphs
 
 FLEX_COMPILATIONS = 64
 """Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""
+
+SDPA_KERNELS = {
+    SDPBackend.MATH.value: "math",
+    SDPBackend.FLASH_ATTENTION.value: "FlashAttention",
+    SDPBackend.EFFICIENT_ATTENTION.value: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION.value: "cuDNN",
+}
 
 AttentionName = Literal["auto", "sdpa", "flex"]
 
@@ -73,9 +81,8 @@ def backend_in_words(backend: str, *, alibi: bool, queries: Tensor) -> str:
         return f"SDPA on the {queries.device.type}, " + ("ALiBi as additive mask" if alibi else "causal")
     if alibi:
         return "SDPA memory-efficient, ALiBi as additive mask"
-    parameters = torch.backends.cuda.SDPAParams(queries, queries, queries, None, 0.0, True, False)
-    kernel = "FlashAttention" if torch.backends.cuda.can_use_flash_attention(parameters) else "memory-efficient or math"
-    return f"SDPA {kernel}, causal"
+    chosen = torch._fused_sdp_choice(queries, queries, queries, is_causal=True)
+    return f"SDPA {SDPA_KERNELS.get(chosen, 'of another kind')}, causal"
 
 
 @outside_compiled_graphs  # which would make the mask anew in every pass, and could not be captured

@@ -17,6 +17,7 @@ from logdepth.fused import FusedOperator
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.linear_and_norm import linear, normed
 from logdepth.fused.lookups import Lookups
+from logdepth.kernels.dropout import rate_of
 from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.shapes import Rows, Tokens
 
@@ -51,7 +52,7 @@ class FusedScanLM:
         casts = Casts(model.layers.parameters(), arithmetic_dtype(weight))  # type: ignore[attr-defined]
         lookups = Lookups(tokens, model.vocab_size)
         features = None
-        if model.training and model.embed_dropout.p:
+        if rate_of(model.embed_dropout):
             features = model.embed_dropout(F.embedding(lookups.tokens, weight).to(casts.dtype))
         for number, layer in enumerate(model.layers):
             leaves = (
@@ -75,7 +76,7 @@ class FusedScanLM:
         weight = model.embedding.weight
         if len(lookups.tokens) <= model.vocab_size:
             return _leaves(casts, layer, F.embedding(lookups.tokens, weight))
-        if not self._holds or torch.is_grad_enabled() or model.training:
+        if not self._holds or torch.is_grad_enabled() or rate_of(layer.leaf_dropout):
             return lookups.leaves(_hidden(casts, layer, weight), layer.leaf_norm, layer.leaf_dropout)
         table = self._leaf_table
         if table is None or table.dtype != casts.dtype:

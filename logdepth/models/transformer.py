@@ -190,7 +190,8 @@ class Transformer(LanguageModel):
     def attention_in_words(self) -> str:
         weight = self.embedding.weight
         dtype = torch.get_autocast_dtype(weight.device.type) if torch.is_autocast_enabled(weight.device.type) else None
-        queries = weight.new_zeros(1, 1, 128, self.config.embed_width // self.config.num_heads, dtype=dtype)
+        heads = self.config.num_heads
+        queries = weight.new_zeros(1, heads, 128, self.config.embed_width // heads, dtype=dtype)
         alibi = self.slopes is not None
         backend = chosen_backend(self.config.attention, alibi=alibi, device=weight.device)
         return backend_in_words(backend, alibi=alibi, queries=queries)
