@@ -46,7 +46,7 @@ def main() -> None:
         run_part(arguments.part, device, arguments.out, arguments.smoke, arguments.share)
         return
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no GPU here; try --smoke, which rehearses on the CPU")
+        raise UserError("no GPU here; --smoke rehearses on the CPU, which takes minutes")
     names = list(dict.fromkeys(arguments.parts.split(",")))
     for name in names:
         if name not in PARTS:

@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import Any, Self
 
 PLAIN_SECONDS = 10.0
+SHARE_TO_JUDGE_BY = 0.01
+"""Of the work: before, it may all have been getting ready."""
 
 
 class Progress:
@@ -61,7 +63,7 @@ class Progress:
         seconds = self.last_line - self.started
         of = f"/{self.total:,}" if self.total is not None and self.unit != "%" else ""
         left = ""
-        if self.total is not None and self.done > self.first:
+        if self.total is not None and self.done - self.first > SHARE_TO_JUDGE_BY * (self.total - self.first):
             left = f", {in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
         done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,}"

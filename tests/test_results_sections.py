@@ -177,5 +177,5 @@ def test_where_numbers_come_from(tmp_path: Path) -> None:
     )
     assert origins(read_kept(tmp_path)) == (
         "- *PTB*, `results/ptb/`: `logdepth reproduce ptb` · `logdepth reproduce ptb --seeds`; seeds 0 7; "
-        "2 runs, 2 hours of training; 2030-01-01 to 2030-01-03; cpu; torch 2."
+        "2 hours of training, runs: 2; 2030-01-01 to 2030-01-03; cpu; torch 2."
     )

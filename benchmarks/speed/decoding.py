@@ -67,6 +67,7 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
     bench.low(model)
     cached = CachedTransformer(model, case.batch, case.absorbed)
     found: dict[str, Result] = {}
+    failed: dict[str, str] = {}
     for attention, attend in ATTENTIONS.items():  # whole steps: what is compiled gains more in one than in the other
         cached.attend = attend
         if bench.cuda:
@@ -75,11 +76,12 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
         try:
             found[attention] = _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])
         except RuntimeError as error:  # cuDNN's may take no single query
-            bench.note(f"{attention}: {in_short(error)}")
+            failed[attention] = in_short(error)
         bench.clear()  # what was compiled does not know which kernel was allowed then
     best = min(found, key=lambda attention: found[attention]["milliseconds"])
     times = {attention: result["milliseconds"] for attention, result in found.items()}
-    return {**found[best], "state_bytes": cached.nbytes, "attention": best, "step_milliseconds": times}
+    tried = {"attention": best, "step_milliseconds": times, "attention_failures": failed}
+    return {**found[best], "state_bytes": cached.nbytes, **tried}
 
 
 def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int, warm_chunks: int) -> Result:

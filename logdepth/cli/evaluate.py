@@ -71,6 +71,9 @@ def run(arguments: Sequence[str]) -> int:
     store = _store(command, loaded)
     if command.accelerate and (reason := loaded.model.accelerate()):
         print(reason, file=sys.stderr)
+    for context in contexts:
+        if context >= len(store):
+            print(f"context {context:,}: the text is shorter; it is one window of {len(store) - 1:,}", file=sys.stderr)
     results = []
     with Progress(f"evaluating {command.run}", len(contexts) * (len(store) - 1), unit="tokens") as progress:
         for number, context in enumerate(contexts):
@@ -93,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
         print_json(facts | {"results": [result.as_dict(command.positions) for result in results]})
         return 0
     info = store.info
-    ends = "one stream" if info.separator is None else f"each of {info.documents:,} documents ends with a token"
+    ends = "one stream" if info.separator is None else f"documents that end with a token: {info.documents:,}"
     print(f"{info.corpus}, {info.split}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
     if info.unknown > UNKNOWN_TO_MENTION * info.tokens:
         share = 100 * info.unknown / info.tokens

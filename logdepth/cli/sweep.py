@@ -138,5 +138,6 @@ def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:
     print(f"best validation loss {best['loss']:.4f}, trial {best['trial']}:")
     for name, value in best["params"].items():
         print(f"  {name} {value:.4g}" if isinstance(value, float) else f"  {name} {value}")
-    again = shlex.join(["logdepth", "train", "--config", str(out / "best.json"), *flags])
+    folder = Path("runs") / out.name  # the recipe's own may be there already
+    again = shlex.join(["logdepth", "train", "--config", str(out / "best.json"), "--out", str(folder), *flags])
     print(f"next: {again}")

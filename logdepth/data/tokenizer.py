@@ -73,7 +73,10 @@ class Tokenizer:
     def load(cls, file: Path) -> "Tokenizer":
         if not file.is_file():
             raise UserError(f"{file} is not there: the tokenizer is missing")
-        return cls(file.read_bytes())
+        try:
+            return cls(file.read_bytes())
+        except UserError as error:
+            raise UserError(f"{file} is damaged: {error}") from None
 
     @cached_property
     def hash(self) -> str:

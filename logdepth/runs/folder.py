@@ -110,7 +110,11 @@ class RunFolder:
         config, tokenizer = self.config(), self.tokenizer()
         file = self.weights(which)
         if not file.is_file():
-            raise UserError(f"{self.path} has no {which} weights yet; go on with `logdepth train --resume {self.path}`")
+            again = f"`logdepth train --resume {self.path}`"
+            other = "last" if which == "best" else "best"
+            raise UserError(
+                f"{file} is not there: go on with {again}, or, where training is over, choose --weights {other}"
+            )
         tensors, record = load_tensors(file)
         with torch.device("meta"):
             model = config.model.build(tokenizer.vocab_size)

@@ -111,7 +111,7 @@ def _draw_sweeps(axes: "Axes", sweeps: Mapping[str, Sweep]) -> None:
         places = [place for place, _ in trials]
         axes.step(places, list(lowest), where="post", color=colour_of(number), label=title_of(row))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("trial")
+    axes.set_xlabel("trials so far")
     axes.set_ylabel("validation loss, nats a token")
 
 

@@ -14,7 +14,10 @@ def origins(kept: Kept) -> str:
         for study, sweeps in kept.sweeps.items()
         for sweep in sweeps.values()
     ]
-    lines += [f"- `results/associativity/{name}.json`: `{command}`." for name, command in kept.commands.items()]
+    lines += [
+        f"- `results/associativity/{name}.json`: `{command}`, with the weights of that run, which are not kept."
+        for name, command in kept.commands.items()
+    ]
     return "\n".join(lines) or NOTHING
 
 
@@ -32,7 +35,7 @@ def _origin(results: Results) -> str:
     if runs:
         seeds, days = sorted({run.config.seed for run in runs}), [run.made.at[:10] for run in runs]
         hours = sum(run.made.training_seconds for run in runs) / 3600
-        facts += [f"seeds {' '.join(map(str, seeds))}", f"{len(runs)} runs, {hours:.2g} hours of training"]
+        facts += [f"seeds {' '.join(map(str, seeds))}", f"{hours:.2g} hours of training, runs: {len(runs)}"]
         facts += [_distinct((min(days), max(days)), " to ")]
     files: list[RunResult | TimingResult] = [*runs, *timings]
     devices, versions = (_distinct(str(file.environment.get(fact)) for file in files) for fact in ("device", "torch"))

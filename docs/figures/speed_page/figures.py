@@ -44,7 +44,7 @@ def draw_curves() -> "Figure":
     first, *others = sorted({seed for seed, _ in curves})
     for (seed, accelerated), losses in curves.items():
         style = {"ls": "-" if accelerated else "--", "c": COLOURS[seed], "lw": 1.2}
-        axes.plot(*zip(*losses, strict=True), label=None if accelerated else f"seed {seed}", **style)
+        axes.plot(*zip(*losses, strict=True), label=f"seed {seed}" if accelerated else None, **style)
     for accelerated, label in ((True, "accelerated"), (False, "plain")):
         axes.plot([], [], ls="-" if accelerated else "--", c=INK, lw=1.2, label=label)
     for seed in others:
@@ -139,8 +139,8 @@ def _dots(axes: "Axes", names: list[str], values: list[float], colours: list[str
 def shortened(value: float) -> str:
     for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size:
-            return f"{value / size:.3g}{sign}"
-    return f"{value:.3g}"
+            return f"{number(value / size)}{sign}"
+    return number(value)
 
 
 def _bars(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:

@@ -14,7 +14,7 @@ def machine(report: Report) -> str:
         f"The run of {report['date']}: one {facts['device']}, torch {facts['torch']}, CUDA {facts['cuda']}, "
         f"Triton {facts.get('triton', 'none')}, Python {facts['python']}; its parts took "
         + ", ".join(f"{part['seconds']:.0f} s ({name})" for name, part in report["parts"].items())
-        + "."
+        + f", with what is compiled before them {report['seconds']:.0f} s in all."
     )
     if clocks["after"]:
         during = {name: one["clocks"]["clocks.sm"] for name, one in report["parts"].items() if one.get("clocks")}

@@ -21,7 +21,7 @@ def summary(report: Report) -> str:
 def _limits(row: Result) -> tuple[str, str]:
     """The bar, and the stretch where there is one."""
     sign = "≤" if row["at_most"] else "≥"
-    return f"{sign} {number(row['bar'])}", "" if row["stretch"] is None else f"{sign} {number(row['stretch'])}"
+    return f"{sign} {row['bar']:.3g}", "" if row["stretch"] is None else f"{sign} {row['stretch']:.3g}"
 
 
 def _worst(rows: list[Result]) -> str:
@@ -62,4 +62,4 @@ def verdicts(report: Report) -> str:
 def ratio(row: Result) -> str:
     """A digit more where three would not tell which side of the bar it is on."""
     near = row["ratio"] is not None and abs(row["ratio"] / row["bar"] - 1) < 0.01
-    return f"{row['ratio']:.4g}" if near else number(row["ratio"])
+    return f"{row['ratio']:#.4g}" if near else number(row["ratio"])
