@@ -121,7 +121,11 @@ def test_train_and_everything_after_it(
     other = answer(capsys, "evaluate", str(trained), "--corpus", "text", "--paths", str(tmp_path))
     assert other["results"][0]["words"] == 7
     assert main(["evaluate", str(trained), "--weights", "last"]) == 0
-    assert "bits per byte" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "bits per byte" in said.out
+    assert "the text is shorter" not in said.err
+    assert main(["evaluate", str(trained), "--contexts", "99999999"]) == 0
+    assert "context 99,999,999: the text is shorter; it is one window of " in capsys.readouterr().err
 
     made = answer(capsys, "generate", str(trained), "--prompt", "the cat", "my", "--max-tokens", "5")
     assert [one["prompt"] for one in made] == ["the cat", "my"]
@@ -366,6 +370,17 @@ def test_what_was_done_before_does_not_shorten_the_rest(
     line = capsys.readouterr().err
     seconds = progress.last_line - progress.started
     assert line == f"study: 45 %, a run, {in_words(seconds * (100 - 45) / 5)} left\n"
+
+
+def test_an_estimate_waits_until_some_of_the_work_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logdepth.progress.PLAIN_SECONDS", 0.0)
+    progress = Progress("study", 1000)
+    progress.update(9)
+    assert capsys.readouterr().err == "study: 9/1,000 steps\n"
+    progress.update(11)
+    assert capsys.readouterr().err.endswith(" left\n")
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

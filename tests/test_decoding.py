@@ -12,6 +12,7 @@ from torch import Tensor
 
 from logdepth.decoding import Decoder
 from logdepth.decoding.counter import Apart, Together, next_step
+from logdepth.decoding.tables import Tables
 from logdepth.models import ScanLM
 from tests.decoders import (
     as_graphs,
@@ -189,6 +190,39 @@ def test_after_a_step_that_failed_half_way_there_is_no_other(monkeypatch: pytest
         decoder.step(random_tokens(2))
     with pytest.raises(RuntimeError, match="make a new Decoder"):
         decoder.state()
+
+
+def test_a_token_outside_the_vocabulary_is_refused_on_a_cpu_and_changes_nothing() -> None:
+    model = built()
+    state = prefilled(model, [4, 2])
+    decoder = Decoder(model, state)
+    for wrong in (-1, VOCAB):
+        with pytest.raises(IndexError, match=f"from 0 to {VOCAB - 1}; got"):
+            decoder.step(torch.tensor([1, wrong]))
+    check_steps(model, state, decoder, 2)
+
+
+@as_graphs
+def test_without_memory_to_select_or_to_grow_the_streams_stay_as_they_are(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built()
+    state = prefilled(model, [3, 3, 3, 3])
+    decoder = decoder_of(model, state, graphs)
+
+    def failing(*_: object) -> Tables:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "of", failing)
+        with pytest.raises(MemoryError):
+            decoder.select([2])
+        assert decoder.batch == 4
+        for _ in range(4):
+            decoder.step(random_tokens(4))
+        with pytest.raises(MemoryError):  # 8 need a level more
+            decoder.step(random_tokens(4))
+    check_steps(model, decoder.state(), decoder, 9)
 
 
 def test_leaves_of_large_vocabularies_are_computed_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:

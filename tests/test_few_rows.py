@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from logdepth.decoding.few_rows import FewRowsGRC, FewRowsLayer, Unsettled
+from logdepth.decoding.few_rows import FewRowsGRC, FewRowsLayer, Unsettled, fit
 from logdepth.kernels.few_rows import MOST_ROWS, Norm, linear, settle
 from logdepth.models import ScanLMConfig
 from logdepth.models.scan_lm import ScanLayer
@@ -43,6 +43,14 @@ def merging(width: int, *, net: bool, activation: ActivationName = "silu", eps: 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_layers_that_are_not_as_they_are_built_do_not_fit() -> None:
+    layer = ScanLayer(ScanLMConfig(embed_width=16, operator=GRCConfig(width=16))).to(DEVICE)
+    assert fit(layer, torch.float32)
+    assert not fit(layer, torch.float64)
+    layer.out_of_state.register_forward_hook(lambda *_: None)
+    assert not fit(layer, torch.float32)
 
 
 @every_number_of_rows

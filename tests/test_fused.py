@@ -329,15 +329,19 @@ def without(module: nn.Module, name: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda grc: setattr(grc, "hidden", LowRank(2 * WIDTH, 4 * WIDTH)), "for operator.hidden, a LowRank"),
-        (lambda grc: setattr(grc, "gates", without(grc.gates, "bias")), "for operator.gates, a Linear without"),
-        (lambda grc: setattr(grc, "norm", nn.LayerNorm(WIDTH, elementwise_affine=False)), "norm, a LayerNorm without"),
-        (lambda grc: setattr(grc, "activation", torch.tanh), "operator has another activation"),
-        (lambda grc: grc.gates.register_forward_hook(lambda *_: None), "the hooks of operator.gates"),
-        (lambda grc: grc.hidden.register_forward_pre_hook(lambda *_: None), "the hooks of operator.hidden"),
+        (lambda grc: setattr(grc, "hidden", LowRank(2 * WIDTH, 4 * WIDTH)), "operator.hidden is LowRank in place of"),
+        (lambda grc: setattr(grc, "gates", without(grc.gates, "bias")), "operator.gates has no bias"),
+        (lambda grc: setattr(grc, "norm", nn.LayerNorm(WIDTH, elementwise_affine=False)), "norm has no weight"),
+        (lambda grc: setattr(grc, "norm", nn.Identity()), "operator.norm is Identity in place of LayerNorm"),
+        (lambda grc: setattr(grc, "more", nn.Linear(1, 1)), "operator.more is Linear in place of nothing"),
+        (lambda grc: setattr(grc, "activation", torch.tanh), "operator has an activation that is not among"),
+        (lambda grc: setattr(grc.gates, "forward", torch.relu), "operator.gates has a forward of its own"),
+        (lambda grc: grc.gates.register_forward_hook(lambda *_: None), "operator.gates has hooks"),
+        (lambda grc: grc.hidden.register_forward_pre_hook(lambda *_: None), "operator.hidden has hooks"),
+        (lambda grc: grc.hidden.register_full_backward_hook(lambda *_: None), "operator.hidden has hooks"),
     ],
 )
-def test_what_an_operator_is_made_of_must_be_known_too(change: Callable[[GRC], object], why: str) -> None:
+def test_an_operator_must_be_as_it_is_built(change: Callable[[GRC], object], why: str) -> None:
     """Kernels read weights, and would compute something else without a word."""
     grc = GRC(WIDTH)
     change(grc)

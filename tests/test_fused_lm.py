@@ -309,24 +309,28 @@ def test_what_cannot_be_fused_says_why_in_one_line_and_goes_on(monkeypatch: pyte
         assert model(tokens).shape == (1, 3, VOCAB)
 
 
-def foreign_operator(model: ScanLM) -> None:
-    model.layers[1].operator = AffineConfig(width=WIDTH).build()
-
-
-def other_net(model: ScanLM) -> None:
-    model.layers[1].embedding_net = nn.Tanh()
-
-
-def other_embedding(model: ScanLM) -> None:
-    model.embedding.max_norm = 1.0
-
-
-@pytest.mark.parametrize("change", [foreign_operator, other_net, other_embedding])
-def test_every_layer_and_all_that_is_in_it_must_be_known(change: Callable[[ScanLM], None]) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda model: setattr(model.layers[1], "operator", AffineConfig(width=WIDTH).build()), "this is Affine"),
+        (lambda model: setattr(model.layers[1], "operator", MLPLDRUConfig.original(WIDTH).build()), "norm_weights"),
+        (lambda model: setattr(model.layers[1], "operator", MLPLDRUConfig(width=WIDTH).build()), "in place of GRC"),
+        (lambda model: setattr(model.layers[1], "embedding_net", nn.Dropout(0.5)), "is Dropout in place of Identity"),
+        (lambda model: setattr(model, "embed_dropout", nn.Identity()), "embed_dropout is Identity in place of"),
+        (lambda model: model.embed_dropout.register_forward_hook(lambda *_: None), "embed_dropout has hooks"),
+        (lambda model: setattr(model.embedding, "max_norm", 1.0), "embedding has max_norm=1.0"),
+        (lambda model: setattr(model.embedding, "padding_idx", 0), "embedding has padding_idx=0"),
+    ],
+)
+def test_every_part_of_a_model_must_be_as_it_is_built(change: Callable[[ScanLM], None], why: str) -> None:
     model = CONFIGS["deep"].build(VOCAB).to(DEVICE)
+    assert model.accelerate() is None
     change(model)
-    assert model.accelerate() is not None
-    assert not model.fused
+    reason = model.accelerate()
+    assert reason is not None
+    assert why in reason
+    assert "\n" not in reason
+    assert not model.fused, "nor is it any more"
 
 
 @pytest.mark.parametrize("name", ["embed_dropout", "leaf_dropout"])

@@ -145,6 +145,9 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
 def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
     """As the states of an accelerated scan."""
     model = Transformer(smoke().theirs[name], 37).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # so that attention matters
     tokens = torch.randint(37, (2, 20))
     positions = positions_for(model, 20)
     seen = []
@@ -162,7 +165,7 @@ def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the
         features_of(model, tokens, positions, attend)
         assert seen == [torch.bfloat16] * len(model.blocks)
         plain = model.norm(model._features(tokens, None))
-        torch.testing.assert_close(features(tokens), plain, rtol=0.1, atol=0.1, check_dtype=False)
+        assert float((features(tokens) - plain).abs().mean() / plain.std()) < 0.02  # without attention: 0.4
 
 
 def test_flex_attention_is_part_of_one_graph() -> None:

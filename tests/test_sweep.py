@@ -124,6 +124,7 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(flags(corpus, out, "--trials", "3")) == 0
     said = capsys.readouterr()
     assert "3 trials complete, 0 pruned" in said.out
+    assert f"next: logdepth train --config {out / 'best.json'} --out runs/sweep" in said.out
     assert "no figure of importance: it needs 4 complete trials, there are 3" in said.err
     assert sum(line.startswith("trial ") for line in said.err.splitlines()) == 3
     first = json.loads((out / "sweep.json").read_text())

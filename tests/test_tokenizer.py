@@ -51,6 +51,12 @@ def test_lossless_settings_lose_nothing(tokenizers: dict[str, Tokenizer], text: 
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(UserError, match=r"tokenizer\.model is damaged: not a SentencePiece model"):
+        Tokenizer.load(tmp_path / "tokenizer.model")
+
+
 def test_the_papers_settings_turn_line_breaks_into_spaces(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["paper"]
     assert tokenizer.vocab_size == VOCAB

@@ -42,8 +42,8 @@ ATTENTIONS: dict[str, Attend] = {
     "FlexAttention": flexible,
 }
 """The fastest counts."""
-KERNELS = {"FlashAttention": "flash", "cuDNN": "cudnn"}
-"""Of scaled_dot_product_attention."""
+SDPA_KERNELS = {"FlashAttention": "flash", "cuDNN": "cudnn"}
+"""Which one scaled_dot_product_attention is allowed."""
 
 
 class CachedTransformer:

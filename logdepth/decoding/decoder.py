@@ -99,6 +99,8 @@ class Decoder:
         if tokens is not self.tokens:
             self._check(tokens)
             self.tokens.copy_(tokens)
+        if self._kind == "cpu":
+            self._check_range()
         if self._kept is not None:
             self._row_tokens.index_copy_(0, self._kept, self.tokens)
         self._read_weights()
@@ -128,8 +130,11 @@ class Decoder:
 
     def state(self) -> ScanLMState:
         """Where the streams stand, for going on elsewhere."""
+        return self._state_of(self._rows)
+
+    def _state_of(self, rows: Ints) -> ScanLMState:
         self._refuse_if_torn()
-        return ScanLMState(tuple(tables.state(self._lengths(), self._rows) for tables in self._tables))
+        return ScanLMState(tuple(tables.state(self._lengths(), rows) for tables in self._tables))
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keeps the given streams, in the given order; one may come twice or not at all."""
@@ -137,14 +142,15 @@ class Decoder:
         outside = chosen[(chosen < -self.batch) | (chosen >= self.batch)]
         if outside.size:
             raise IndexError(f"row {outside[0]} is not among the {self.batch} streams")
-        self._rows = self._rows[chosen]
+        kept = self._rows[chosen]
         # Recorded steps are worth more than the work on streams that have ended, until those are the most.
-        in_place = len(np.unique(self._rows)) == len(chosen) and 2 * len(chosen) > len(self._row_tokens)
+        in_place = len(np.unique(kept)) == len(chosen) and 2 * len(chosen) > len(self._row_tokens)
         if self._graphs is None or not in_place:
-            self._hold(self.state(), self._levels)
+            self._hold(self._state_of(kept), self._levels)
         else:
-            self._kept = index_on(self.device, self._rows)
-            self.tokens = self._integers(len(chosen))
+            # Only then is anything changed: there may be no memory.
+            self._kept, self.tokens = index_on(self.device, kept), self._integers(len(chosen))
+            self._rows = kept
 
     def _refuse_if_torn(self) -> None:
         if self._torn:
@@ -157,18 +163,24 @@ class Decoder:
             got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
             raise ValueError(f"tokens must be int64 of shape ({self.batch},), one a stream; got {got}")
 
+    def _check_range(self) -> None:
+        """On a CPU: a GPU would have to be waited for."""
+        if self.batch and not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < self.model.vocab_size:
+            raise IndexError(f"tokens must be from 0 to {self.model.vocab_size - 1}; got {self.tokens.tolist()[:8]}")
+
     def _hold(self, state: ScanLMState, levels: int) -> None:
         """Own copies of a state, in new memory; but tokens stay where they are, while there are as many."""
-        self._stand_at(state.lengths.numpy())
-        self._levels = levels
         batch = len(state.lengths)
-        self._rows, self._kept, self._logits = np.arange(batch), None, None
         with torch.inference_mode():
-            self._tables = [Tables.of(layer, levels) for layer in state.layers]
-        self._index = self._integers(batch * (2 * levels + 8))
-        if not hasattr(self, "tokens") or len(self.tokens) != batch:
-            self.tokens = self._integers(batch)
-        self._row_tokens = self.tokens
+            tables = [Tables.of(layer, levels) for layer in state.layers]
+        index = self._integers(batch * (2 * levels + 8))
+        as_many = hasattr(self, "tokens") and len(self.tokens) == batch
+        tokens = self.tokens if as_many else self._integers(batch)
+        # Only then is anything changed: there may be no memory.
+        self._tables, self._index, self._levels = tables, index, levels
+        self.tokens = self._row_tokens = tokens
+        self._rows, self._kept, self._logits = np.arange(batch), None, None
+        self._stand_at(state.lengths.numpy())
         if self._graphs is not None:
             self._graphs.forget()
 

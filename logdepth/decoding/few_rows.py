@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from logdepth.fused import why_not_fused
+from logdepth.fused import why_changed, why_not_fused
 from logdepth.fused.weights import GRCWeights, NetWeights
 from logdepth.kernels import DTYPES
 from logdepth.kernels.activation import Activation, activate
@@ -38,6 +38,8 @@ def fit(layer: ScanLayer, states: torch.dtype) -> bool:
     dtypes = {states, *(weight.dtype for part in parts for weight in part.parameters())}
     operator = layer.operator.operator if isinstance(layer.operator, PostMerge) else layer.operator
     fused = why_not_fused(layer.operators(), layer.out_of_state.weight) is None
+    with torch.device("meta"):
+        fused = fused and why_changed(layer.out_of_state, nn.Linear(1, 1)) is None
     return fused and isinstance(operator, GRC) and dtypes.issubset(DTYPES)
 
 

@@ -1,30 +1,46 @@
-"""Whether a module is made of nothing but what kernels stand for."""
+"""Whether a module is still what was built: kernels read weights, and compute what its class computes with them."""
 
-from collections.abc import Collection
-
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from logdepth.operators.activation import ACTIVATIONS
 
-PARTS = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.Sequential, nn.ModuleList, nn.Embedding)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
-def why_unknown(module: nn.Module, own: Collection[type[nn.Module]]) -> str | None:
-    """None where all parts are of these very types or of torch's PARTS; else what is not: it may compute anything."""
-    for name, part in module.named_modules():
-        if "parametrizations" in name.split("."):  # it makes weights, which are read as they are
-            continue
-        what = name or type(module).__name__
-        kind = type_before_parametrizations(part)
-        if kind not in PARTS and kind not in own:
-            return f"there are no fused kernels for {what}, a {kind.__name__}"
-        if part._forward_hooks or part._forward_pre_hooks:
-            return f"fused kernels would pass over the hooks of {what}"
-        if isinstance(part, nn.Linear | nn.LayerNorm) and (part.weight is None or part.bias is None):
-            return f"there are no fused kernels for {what}, a {type(part).__name__} without a weight or a bias"
-        if isinstance(part, nn.Embedding) and part.max_norm is not None:
-            return f"there are no fused kernels for {what}, an Embedding with max_norm"
-        if getattr(part, "activation", None) not in (None, *ACTIVATIONS.values()):
-            return f"there are fused kernels for {', '.join(ACTIVATIONS)}; {what} has another activation"
+def why_changed(module: nn.Module, built: nn.Module) -> str | None:
+    """None where all parts are of the very types of those of another such module as it is built; else what is not."""
+    parts, expected = (_parts_of(one) for one in (module, built))
+    for name in dict.fromkeys((*expected, *parts)):
+        what = f"{type(built).__name__}.{name}" if name else type(built).__name__
+        kinds = [type_before_parametrizations(one[name]) if name in one else None for one in (parts, expected)]
+        if kinds[0] is not kinds[1]:
+            is_, was = (kind.__name__ if kind else "nothing" for kind in kinds)
+            return f"fused kernels are for models as they are built: {what} is {is_} in place of {was}"
+        if changed := _own_change(parts[name], expected[name]):
+            return f"fused kernels are for models as they are built: {what} has {changed}"
+    return None
+
+
+def _parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Without what makes a weight of another, which is read as it is."""
+    return {name: part for name, part in module.named_modules() if "parametrizations" not in name.split(".")}
+
+
+def _own_change(part: nn.Module, built: nn.Module) -> str | None:
+    """What makes one part compute something else than its type does."""
+    if any(getattr(part, hooks) for hooks in HOOKS):
+        return "hooks"
+    if "forward" in vars(part):
+        return "a forward of its own"
+    for name, _ in built.named_parameters(recurse=False):
+        if not isinstance(getattr(part, name, None), Tensor):
+            return f"no {name}"
+    if hasattr(built, "activation") and part.activation not in ACTIVATIONS.values():
+        return f"an activation that is not among {', '.join(ACTIVATIONS)}"
+    if isinstance(part, nn.Embedding):
+        for option in EMBEDDING_OPTIONS:
+            if getattr(part, option) != getattr(built, option):
+                return f"{option}={getattr(part, option)}"
     return None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
-from logdepth.fused.known import why_unknown
+from logdepth.fused.known import why_changed
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
 from logdepth.fused.once import refusing_second_derivatives
@@ -26,7 +26,6 @@ from logdepth.scanning.sweep import OwnSweep, Swept
 
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
 """Operators for which there are kernels, by their very type: what is made from it may compute something else."""
-OPERATORS = (*CELLS, PostMerge)
 
 
 class Settings(NamedTuple):
@@ -47,7 +46,7 @@ class Settings(NamedTuple):
 
 def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | None:
     """None where `FusedOperator` can stand for the operator with weights like this one; else the reason."""
-    if reason := _no_cell(operator):
+    if reason := _no_cell(operator) or _changed(operator):
         return reason
     if weight.dtype not in DTYPES:
         return f"fused kernels compute in float32 at most; weights are {weight.dtype}"
@@ -65,15 +64,24 @@ def _no_cell(operator: Operator | OperatorPair) -> str | None:
         return f"there are fused kernels for {names} alone; this is {type(inner).__name__}"
     if down is not up and down is not inner:
         return "there are fused kernels where both sweeps have one operator, the up-sweep's with a PostMerge at most"
-    assert isinstance(up, nn.Module)
-    return cell.refusal(inner) or why_unknown(up, OPERATORS)
+    return cell.refusal(inner)
+
+
+def _changed(operator: Operator | OperatorPair) -> str | None:
+    """What of it is not as it is built, if so."""
+    up = cast(nn.Module, operator[0] if isinstance(operator, tuple) else operator)
+    inner = cast(Any, up.operator if isinstance(up, PostMerge) else up)
+    with torch.device("meta"):
+        built = type(inner)(inner.width)
+        return why_changed(up, PostMerge(built, inner.width) if isinstance(up, PostMerge) else built)
 
 
 class FusedOperator(OwnSweep):
     """Stands for an operator, alone or with a net after its merges, in `scan`; the weights stay the modules' own."""
 
     def __init__(self, operator: Operator | OperatorPair, casts: Casts | None = None) -> None:
-        if reason := _no_cell(operator):
+        # A model, which has casts, asked when it was accelerated; it makes one of these a layer in every pass.
+        if reason := _no_cell(operator) or (_changed(operator) if casts is None else None):
             raise TypeError(reason)
         up, down = operator if isinstance(operator, tuple) else (operator, operator)
         self.post = up if isinstance(up, PostMerge) else None

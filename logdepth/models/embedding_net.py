@@ -77,10 +77,6 @@ class _Residual(nn.Module):
         layers.append(Layer(*_pair(last), source=inner, skip=skip))
 
 
-EMBEDDING_NET: tuple[type[nn.Module], ...] = (EmbeddingNet, _Residual)
-"""What it is made of, beside torch's own."""
-
-
 def _normed_linear(before: int, after: int) -> nn.Sequential:
     return nn.Sequential(scaled_linear(before, after), nn.LayerNorm(after))
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from logdepth.kernels import launched_where
 from logdepth.losses import linear_cross_entropy
-from logdepth.models.embedding_net import EMBEDDING_NET, EmbeddingNet
+from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.models.language_model import LanguageModel, Size
 from logdepth.models.packing import check_tokens
 from logdepth.operators import OPERATORS, GRCConfig, OperatorConfig, PostMergeConfig
@@ -149,6 +149,7 @@ class ScanLM(LanguageModel):
         """Computes in the layers' stead, where the model is accelerated."""
 
     def accelerate(self) -> str | None:
+        self.fused = None
         reason = self._why_not_fused()
         if reason is None:
             from logdepth.models.fused_scan_lm import FusedScanLM
@@ -157,14 +158,13 @@ class ScanLM(LanguageModel):
         return reason
 
     def _why_not_fused(self) -> str | None:
-        from logdepth.fused import OPERATORS, why_not_fused, why_unknown
+        from logdepth.fused import why_changed, why_not_fused
 
-        reasons = (
-            *(why_not_fused(layer.operators(), self.embedding.weight) for layer in self.layers),
-            *(why_unknown(layer, (*OPERATORS, *EMBEDDING_NET, ScanLayer)) for layer in self.layers),
-            why_unknown(self.embedding, ()),
-        )
-        return next((one for one in reasons if one is not None), None)
+        for layer in self.layers:
+            if reason := why_not_fused(layer.operators(), self.embedding.weight):
+                return reason
+        with torch.device("meta"):
+            return why_changed(self, ScanLM(self.config, self.vocab_size))
 
     def weights_held(self) -> AbstractContextManager[None]:
         return nullcontext() if self.fused is None else self.fused.weights_held()
