@@ -66,11 +66,17 @@ def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
 
 
 def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
+    models = numbered(by_row(runs), runs[0].data.corpus)
+    draw_context_lines(axes, [(number, title_of(row), seeds) for number, (row, seeds) in models])
+
+
+def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[RunResult]]]) -> None:
+    """For each line the number of its colour, its label and its runs: one a seed."""
+    for number, label, seeds in lines:
         contexts = sorted({one.context for run in seeds for one in run.test})
         values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
-        _line(axes, number, title_of(row), contexts, values)
-    _mark_training(axes, runs)
+        _line(axes, number, label, contexts, values)
+    _mark_training(axes, [run for _, _, seeds in lines for run in seeds])
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")

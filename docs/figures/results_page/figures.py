@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logdepth.associativity import drawn as associativity_drawn
-from logdepth.report.content import device_of, title_of
+from logdepth.report.content import by_row, device_of, title_of
 from logdepth.report.figures import (
     colour_of,
+    draw_context_lines,
     draw_contexts,
     draw_positions,
     draw_times,
@@ -19,13 +20,17 @@ from logdepth.report.figures import (
     side_by_side,
 )
 from logdepth.results import TimingResult, slug
-from results_page.kept import Kept, Sweep, label_of
+from results_page.kept import STUDIES, Kept, Sweep, home_of, label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     Panels = dict[str, Callable[[Axes], None]]
+
+
+SCAN, RIVAL = "ar-grc", "transformer-alibi"
+"""The model that is made deeper, and the one to reach."""
 
 
 class Plan(NamedTuple):
@@ -50,7 +55,7 @@ def figure(kept: Kept, name: str) -> str:
 def page_plans(kept: Kept) -> dict[str, Plan]:
     """Name → the figures of the page."""
     of_studies = [pair for name in kept.studies for pair in _study_plans(kept, name)]
-    return dict([*of_studies, *_sweep_plans(kept), *_associativity_plans(kept)])
+    return dict([*of_studies, *_depth_plans(kept), *_sweep_plans(kept), *_associativity_plans(kept)])
 
 
 def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
@@ -72,6 +77,34 @@ def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
     if timings:
         caption = f"{label}: time a token by context length; every batch has about as many tokens. Bands: quartiles."
         yield f"{name}-times", Plan(caption, source, partial(side_by_side, time_panels(timings)))
+
+
+def depths_figure(study: str) -> str:
+    return f"{study}-depths"
+
+
+def _depth_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
+    """Deeper scan models, with what they are compared with: one layer, and the Transformer with ALiBi."""
+    for deep in STUDIES:
+        study, names = deep.removesuffix("-deep"), [name for name in kept.studies if home_of(name) == deep]
+        if study == deep or study not in kept.studies or not names:
+            continue
+        shallow = by_row(kept.studies[study].runs)
+        lines = [
+            (number, "AR-GRC, one layer" if row == SCAN else title_of(row), seeds)
+            for number, (row, seeds) in numbered(shallow, kept.studies[study].runs[0].data.corpus)
+            if row in (SCAN, RIVAL)
+        ]
+        for number, name in enumerate(names, len(shallow)):
+            runs = kept.studies[name].runs
+            lines.append((number, f"AR-GRC, {name.removeprefix(deep).strip('-') or 'more'} layers", runs))
+        caption = (
+            f"{STUDIES[deep]}: test perplexity by context length. Dashed: the length of training; bands: one standard "
+            "deviation over seeds."
+        )
+        panels: Panels = {"Perplexity by context length": partial(draw_context_lines, lines=lines)}
+        source = " ".join(kept.sources[name] for name in (study, *names))
+        yield depths_figure(deep), Plan(caption, source, partial(side_by_side, panels))
 
 
 def time_panels(timings: Sequence[TimingResult]) -> "Panels":

@@ -1,7 +1,7 @@
 """The studies one by one: their tables and figures."""
 
 from logdepth.report.content import tables
-from results_page.figures import figure
+from results_page.figures import depths_figure, figure
 from results_page.kept import Kept, home_of, label_of
 from results_page.lengths import thinned
 from results_page.markdown import NOTHING, markdown
@@ -10,7 +10,8 @@ from results_page.markdown import NOTHING, markdown
 def study_section(kept: Kept, study: str) -> str:
     """A study, and the folders that are shown with it."""
     names = [name for name in kept.studies if home_of(name) == study]
-    return "\n\n".join(_one_study(kept, name, titled=names != [study]) for name in names) or NOTHING
+    parts = [figure(kept, depths_figure(study)), *(_one_study(kept, name, titled=names != [study]) for name in names)]
+    return "\n\n".join(part for part in parts if part) or NOTHING
 
 
 def others(kept: Kept) -> str:
