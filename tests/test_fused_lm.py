@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -331,6 +334,16 @@ def test_every_part_of_a_model_must_be_as_it_is_built(change: Callable[[ScanLM],
     assert why in reason
     assert "\n" not in reason
     assert not model.fused, "nor is it any more"
+
+
+def test_being_asked_costs_no_random_numbers_and_no_compiler() -> None:
+    """Runs are the same to the bit with other ways to ask, and a start takes a second less."""
+    check = (
+        "import sys, torch; from logdepth.recipes import recipe; model = recipe('ptb-ar-grc').model.build(50); "
+        "before = torch.get_rng_state(); assert model.accelerate() is None; "
+        "assert 'torch._dynamo' not in sys.modules; assert torch.equal(before, torch.get_rng_state())"
+    )
+    subprocess.run([sys.executable, "-c", check], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
 
 
 @pytest.mark.parametrize("name", ["embed_dropout", "leaf_dropout"])

@@ -1,5 +1,8 @@
 """Whether a module is still what was built: kernels read weights, and compute what its class computes with them."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
@@ -9,8 +12,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 
-def why_changed(module: nn.Module, built: nn.Module) -> str | None:
-    """None where all parts are of the very types of those of another such module as it is built; else what is not."""
+def why_changed(module: nn.Module, build: Callable[[], nn.Module]) -> str | None:
+    """None where all parts are of the very types of those of another such module, of any size; else what is not."""
+    # Not on the meta device, where drawing weights imports torch's compiler; and without the caller's random numbers.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        built = build()
     parts, expected = (_parts_of(one) for one in (module, built))
     for name in dict.fromkeys((*expected, *parts)):
         what = f"{type(built).__name__}.{name}" if name else type(built).__name__

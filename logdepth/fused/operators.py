@@ -70,10 +70,10 @@ def _no_cell(operator: Operator | OperatorPair) -> str | None:
 def _changed(operator: Operator | OperatorPair) -> str | None:
     """What of it is not as it is built, if so."""
     up = cast(nn.Module, operator[0] if isinstance(operator, tuple) else operator)
-    inner = cast(Any, up.operator if isinstance(up, PostMerge) else up)
-    with torch.device("meta"):
-        built = type(inner)(inner.width)
-        return why_changed(up, PostMerge(built, inner.width) if isinstance(up, PostMerge) else built)
+    if not isinstance(up, PostMerge):
+        return why_changed(up, lambda: type(up)(1))
+    cell = cast(type[nn.Module], type(up.operator))
+    return why_changed(up, lambda: PostMerge(cell(1), 1))
 
 
 class FusedOperator(OwnSweep):
