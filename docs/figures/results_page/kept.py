@@ -104,4 +104,6 @@ def label_of(name: str) -> str:
     if home is None:
         return name
     more = name.removeprefix(home).replace("-", " ").strip()
+    if more and home.endswith("-deep"):
+        more += " layers"
     return f"{STUDIES[home]}, {more}" if more else STUDIES[home]
