@@ -92,7 +92,7 @@ def test_folders_of_other_names_are_shown_too(tmp_path: Path) -> None:
     assert list(kept.studies) == ["wikitext2-tuned-deep-2", "wikitext2-tuned-deep-3", "ptb-1k", "text-mine"]
     deep = study_section(kept, "wikitext2-tuned-deep")
     titles = [line for line in deep.splitlines() if line.startswith("### ")]
-    assert titles == ["### WikiText-2, tuned, deeper, 2", "### WikiText-2, tuned, deeper, 3"]
+    assert titles == ["### WikiText-2, tuned, deeper, 2 layers", "### WikiText-2, tuned, deeper, 3 layers"]
     assert study_section(kept, "ptb") == study_section(kept, "wikitext2-tuned") == NOTHING
     assert "###" not in study_section(kept, "ptb-1k")
     assert others(kept).startswith("## text-mine\n**Test perplexity")
