@@ -6,7 +6,6 @@ Kernels run on a GPU where there is one, else in Triton's interpreter.
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ pytest.importorskip("triton")
 
 import logdepth.fused
 from logdepth import ScanState, reduce, scan
-from logdepth.fused import FusedOperator, merges, why_not_fused
+from logdepth.fused import FusedOperator, merges
 from logdepth.kernels import few_rows
-from logdepth.operators import GRC, MLPLDRU, PostMerge
+from logdepth.operators import MLPLDRU
 from logdepth.operators.activation import ActivationName
 from logdepth.scanning import Operator, OperatorPair, reference
 from tests.fused_models import (
@@ -143,6 +142,19 @@ def test_elements_of_another_width_are_refused() -> None:
         scan(FusedOperator(operator_of("grc")), torch.randn(1, 3, 5, device=DEVICE))
 
 
+@pytest.mark.parametrize("kind", ["grc", "ldru-up"])
+def test_under_autocast_prefixes_are_of_the_elements_dtype_and_may_go_on_as_elements(kind: str) -> None:
+    operator, elements = operator_of(kind), elements_of(2, 5)
+    results = []
+    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+        for one in (operator, FusedOperator(operator)):
+            prefixes, state = scan(one, elements)
+            assert prefixes.dtype == elements.dtype
+            results.append(scan(one, prefixes, state).prefixes)
+    assert results[1].dtype == results[0].dtype
+    torch.testing.assert_close(results[1], results[0], rtol=0.1, atol=0.1)
+
+
 # What the backward pass keeps, and what it computes again
 
 
@@ -200,6 +212,25 @@ def test_the_backward_pass_can_run_twice() -> None:
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
     for one, other in zip(first, torch.autograd.grad(loss, inputs), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_backward_pass_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, elements = operator_of("grc"), elements_of(1, 7)
+    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
+    (expected,) = torch.autograd.grad(total, elements, retain_graph=True)
+    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
+    original = merges.Merges.backward
+
+    def failing(*arguments: Any) -> Any:
+        original(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merges.Merges, "backward", failing)
+        with pytest.raises(MemoryError):
+            torch.autograd.grad(total, elements, retain_graph=True)
+    (repeated,) = torch.autograd.grad(total, elements)
+    torch.testing.assert_close(repeated, expected)
 
 
 # Dropout
@@ -296,94 +327,6 @@ def test_small_levels_where_nothing_is_kept(kind: str, monkeypatch: pytest.Monke
     assert not rows, "what a backward pass needs is left by other kernels"
 
 
-# What can be fused
-
-
-def test_other_operators_that_are_made_from_a_grc_are_not_taken_for_one() -> None:
-    class Other(GRC):
-        def forward(self, left: Tensor, right: Tensor) -> Tensor:
-            return super().forward(right, left)
-
-    assert why_not_fused(Other(WIDTH), torch.empty(0, device=DEVICE)) is not None
-
-
-def test_what_has_no_kernels_is_refused_with_the_reason() -> None:
-    with pytest.raises(TypeError, match="for GRC and MLPLDRU alone; this is function"):
-        FusedOperator(lambda left, right: left + right)
-    with pytest.raises(TypeError, match="no fused kernels for MLPLDRU with norm_weights=False"):
-        FusedOperator(MLPLDRU(WIDTH, norm_weights=False))
-
-
-class LowRank(nn.Linear):
-    """More than its weights say."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + 1
-
-
-def without(module: nn.Module, name: str) -> nn.Module:
-    module.register_parameter(name, None)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda grc: setattr(grc, "hidden", LowRank(2 * WIDTH, 4 * WIDTH)), "operator.hidden is LowRank in place of"),
-        (lambda grc: setattr(grc, "gates", without(grc.gates, "bias")), "operator.gates has no bias"),
-        (lambda grc: setattr(grc, "norm", nn.LayerNorm(WIDTH, elementwise_affine=False)), "norm has no weight"),
-        (lambda grc: setattr(grc, "norm", nn.Identity()), "operator.norm is Identity in place of LayerNorm"),
-        (lambda grc: setattr(grc, "more", nn.Linear(1, 1)), "operator.more is Linear in place of nothing"),
-        (lambda grc: setattr(grc, "activation", torch.tanh), "operator has an activation that is not among"),
-        (lambda grc: setattr(grc.gates, "forward", torch.relu), "operator.gates has a forward of its own"),
-        (lambda grc: grc.gates.register_forward_hook(lambda *_: None), "operator.gates has hooks"),
-        (lambda grc: grc.hidden.register_forward_pre_hook(lambda *_: None), "operator.hidden has hooks"),
-        (lambda grc: grc.hidden.register_full_backward_hook(lambda *_: None), "operator.hidden has hooks"),
-    ],
-)
-def test_an_operator_must_be_as_it_is_built(change: Callable[[GRC], object], why: str) -> None:
-    """Kernels read weights, and would compute something else without a word."""
-    grc = GRC(WIDTH)
-    change(grc)
-    reason = why_not_fused(PostMerge(grc, WIDTH), torch.empty(0, device=DEVICE))
-    assert reason is not None
-    assert why in reason
-    with pytest.raises(TypeError, match="operator"):
-        FusedOperator(PostMerge(grc, WIDTH))
-
-
-@pytest.mark.parametrize("kind", ["grc", "ldru-up"])
-def test_under_autocast_prefixes_are_of_the_elements_dtype_and_may_go_on_as_elements(kind: str) -> None:
-    operator, elements = operator_of(kind), elements_of(2, 5)
-    results = []
-    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
-        for one in (operator, FusedOperator(operator)):
-            prefixes, state = scan(one, elements)
-            assert prefixes.dtype == elements.dtype
-            results.append(scan(one, prefixes, state).prefixes)
-    assert results[1].dtype == results[0].dtype
-    torch.testing.assert_close(results[1], results[0], rtol=0.1, atol=0.1)
-
-
-def test_a_backward_pass_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator, elements = operator_of("grc"), elements_of(1, 7)
-    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
-    (expected,) = torch.autograd.grad(total, elements, retain_graph=True)
-    total = scan(FusedOperator(operator), elements).prefixes.square().sum()
-    original = merges.Merges.backward
-
-    def failing(*arguments: Any) -> Any:
-        original(*arguments)
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(merges.Merges, "backward", failing)
-        with pytest.raises(MemoryError):
-            torch.autograd.grad(total, elements, retain_graph=True)
-    (repeated,) = torch.autograd.grad(total, elements)
-    torch.testing.assert_close(repeated, expected)
-
-
 def test_weights_are_read_by_name() -> None:
     """Parameters of a parametrised norm come in another order."""
     operator = MLPLDRU(WIDTH).to(DEVICE)
@@ -393,15 +336,6 @@ def test_weights_are_read_by_name() -> None:
     with torch.no_grad():
         fused, plain = (scan(one, elements).prefixes for one in (FusedOperator(operator), operator))
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_pairs_of_different_cells_are_not_fused() -> None:
-    one, other = GRC(WIDTH), GRC(WIDTH)
-    for pair in ((one, other), (PostMerge(one, WIDTH), other), (one, PostMerge(one, WIDTH))):
-        reason = why_not_fused(pair, torch.empty(0, device=DEVICE))
-        assert reason is not None
-        assert "where both sweeps have one operator" in reason
-    assert why_not_fused((one, one), torch.empty(0, device=DEVICE)) is None
 
 
 @on_gpu

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from logdepth.fused.as_built import why_changed
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
-from logdepth.fused.known import why_changed
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
 from logdepth.fused.once import refusing_second_derivatives
