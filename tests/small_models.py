@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import torch
+from torch import nn
+
 from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
@@ -20,3 +23,10 @@ SMALL_MODELS: dict[str, ModelConfig] = {
     "alibi-12-heads": dataclasses.replace(TRANSFORMER, embed_width=24, num_heads=12),
     "sinusoidal-untied": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
 }
+
+
+def enlarge(model: nn.Module, factor: float) -> None:
+    """All weights: at the start those of a Transformer are so small that what it attends to hardly matters."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)

@@ -21,6 +21,7 @@ from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.train import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files
+from tests.small_models import enlarge
 from tests.tiny_corpus import store_of, tiny_data
 
 pytestmark = [
@@ -45,9 +46,7 @@ def tokens_of(*shape: int) -> Tensor:
 def attending(model: LanguageModel) -> LanguageModel:
     """With a Transformer's weights so large that what it attends to matters, as it hardly does at the start."""
     if isinstance(model, Transformer):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(3)
+        enlarge(model, 3)
     return model
 
 

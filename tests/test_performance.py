@@ -24,6 +24,7 @@ from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSO
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
 from logdepth.models.attention import causal_attention
+from tests.small_models import enlarge
 
 ROOT = Path(__file__).parent.parent
 SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 20, "large": 2, "decoding": 7, "startup": 1}
@@ -145,9 +146,7 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
 def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
     """As the states of an accelerated scan."""
     model = Transformer(smoke().theirs[name], 37).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)  # so that attention matters
+    enlarge(model, 3)
     tokens = torch.randint(37, (2, 20))
     positions = positions_for(model, 20)
     seen = []
@@ -186,8 +185,7 @@ def test_flex_attention_is_part_of_one_graph() -> None:
 def test_the_cached_transformer_decodes_as_the_model_does(attention: str) -> None:
     model, length = Transformer(smoke().theirs[SINUSOIDAL], 37).eval(), 9
     with torch.inference_mode():
-        for parameter in model.parameters():
-            parameter.mul_(5)  # so that attention matters
+        enlarge(model, 5)
         _, state = model.step(torch.randint(37, (2, length - 1)), model.init_state(2))
         attend = torch.compile(ATTENTIONS[attention], backend="aot_eager")  # FlexAttention warns where it is not
         cached = CachedTransformer(model, 2, length, attend)

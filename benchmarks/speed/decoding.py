@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.speed.baselines import allow_only, compiled
 from benchmarks.speed.bench import Bench, Piece, Result, spread_of
-from benchmarks.speed.kv_cache import ATTENTIONS, SDPA_KERNELS, CachedTransformer
+from benchmarks.speed.kv_cache import ALLOWED, ATTENTIONS, CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
 from logdepth.decoding import Decoder
 from logdepth.models import ScanLM, ScanLMState, Transformer
@@ -70,7 +70,7 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
     for attention, attend in ATTENTIONS.items():  # whole steps: what is compiled gains more in one than in the other
         cached.attend = attend
         if bench.cuda:
-            allow_only(SDPA_KERNELS.get(attention, "flash"))
+            allow_only(ALLOWED.get(attention, "flash"))
         step = bench.captured(compiled(bench, cached.step), ours=False)
         try:
             found[attention] = _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])

@@ -42,8 +42,8 @@ ATTENTIONS: dict[str, Attend] = {
     "FlexAttention": flexible,
 }
 """The fastest counts."""
-SDPA_KERNELS = {"FlashAttention": "flash", "cuDNN": "cudnn"}
-"""Which one scaled_dot_product_attention is allowed."""
+ALLOWED = {"FlashAttention": "flash", "cuDNN": "cudnn"}
+"""The kernel that scaled_dot_product_attention is allowed."""
 
 
 class CachedTransformer:

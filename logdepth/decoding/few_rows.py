@@ -38,8 +38,8 @@ def fit(layer: ScanLayer, states: torch.dtype) -> bool:
     dtypes = {states, *(weight.dtype for part in parts for weight in part.parameters())}
     operator = layer.operator.operator if isinstance(layer.operator, PostMerge) else layer.operator
     fused = why_not_fused(layer.operators(), layer.out_of_state.weight) is None
-    fused = fused and why_changed(layer.out_of_state, lambda: nn.Linear(1, 1)) is None
-    return fused and isinstance(operator, GRC) and dtypes.issubset(DTYPES)
+    as_built = why_changed(layer.out_of_state, lambda: nn.Linear(1, 1)) is None
+    return fused and as_built and isinstance(operator, GRC) and dtypes.issubset(DTYPES)
 
 
 class FewRowsLayer:

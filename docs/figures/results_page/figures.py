@@ -96,8 +96,7 @@ def _depth_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
             if row in (SCAN, RIVAL)
         ]
         for number, name in enumerate(names, len(shallow)):
-            runs = kept.studies[name].runs
-            lines.append((number, f"AR-GRC, {name.removeprefix(deep).strip('-') or 'more'} layers", runs))
+            lines.append((number, f"AR-GRC, {label_of(name).rpartition(', ')[2]}", kept.studies[name].runs))
         caption = (
             f"{STUDIES[deep]}: test perplexity by context length. Dashed: the length of training; bands: one standard "
             "deviation over seeds."
