@@ -39,9 +39,11 @@ def casts_of(net: nn.Module, dtype: torch.dtype = torch.float32) -> Casts:
 
 def gradients(net: EmbeddingNet, x: Tensor, grad: Tensor, *, fused: bool) -> tuple[Tensor, ...]:
     """The net's value, and what flows back to its input and parameters."""
-    x = x.clone().requires_grad_()
+    x, given = x.clone().requires_grad_(), grad.clone()
     value = net.fused(casts_of(net, x.dtype), x) if fused else net(x)
-    return value, *torch.autograd.grad(value, [x, *net.parameters()], grad)
+    found = torch.autograd.grad(value, [x, *net.parameters()], given)
+    assert torch.equal(given, grad)  # skips' gradients are added in place, never to what came in
+    return value, *found
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7])

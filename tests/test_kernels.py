@@ -15,7 +15,7 @@ from logdepth.kernels.activation import activate, activate_backward, slope_progr
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.gate import gate, gate_backward
 from logdepth.kernels.launch import num_programs
-from logdepth.kernels.lookup import add_looked_up, leaves, leaves_backward, order_of, sum_by_token
+from logdepth.kernels.lookup import add_looked_up, leaves, leaves_backward, look_up, order_of, sum_by_token
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward, residual_normed, residual_normed_backward
 from logdepth.kernels.pairs import add_pair_gradients, gather_pairs
 from logdepth.kernels.rows import scaled, scatter_rows
@@ -269,8 +269,11 @@ def test_leaves(rate: float, rows: int, width: int, dtype: torch.dtype) -> None:
 
 @sizes
 @dtypes
-def test_rows_are_added_and_summed_by_token(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_rows_are_looked_up_added_and_summed_by_token(rows: int, width: int, dtype: torch.dtype) -> None:
     table, tokens, x = random(VOCAB, width, dtype=dtype), some_tokens(rows), random(rows, width, dtype=dtype)
+    found = torch.empty_like(x)
+    look_up(table, tokens, found)
+    assert torch.equal(found, table[tokens])
     expected = x.double() + 0.1 * table.double()[tokens]
     add_looked_up(x, table, tokens, 0.1)
     assert_close(x, expected, dtype)

@@ -135,6 +135,7 @@ def launch_everything(width: int) -> None:
     leaf: dict[str, Any] = {"eps": 1e-5, "rate": 0.1, "seed": seed}
     lookup.leaves(states, tokens, vector, vector, results, **leaf)
     lookup.leaves_backward(results, states, tokens, vector, results, **leaf)
+    lookup.look_up(states, tokens, results)
     lookup.add_looked_up(results, states, tokens, 0.1)
     lookup.sum_by_token(results, lookup.order_of(tokens, len(states)))
     cross_entropy.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)

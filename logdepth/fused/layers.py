@@ -106,11 +106,10 @@ class _Layers(torch.autograd.Function):
                 learnt = [*learnt_here, *learnt]
                 if layer.skip is not None and of_skip is not None:
                     grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
-                grads[layer.source] = (
-                    torch.addmm(grads[layer.source], of_mapped, trace.weight)
-                    if layer.source in grads
-                    else of_mapped @ trace.weight
-                )
+                if layer.source in grads:  # made here: what came in was popped first
+                    grads[layer.source].addmm_(of_mapped, trace.weight)
+                else:
+                    grads[layer.source] = of_mapped @ trace.weight
         return None, None, grads[0], *learnt
 
 

@@ -1,5 +1,6 @@
 """What tokens decide, as nodes of the graph: leaves looked up in a table, and what the embedding adds to an output."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 from logdepth.fused.once import refusing_second_derivatives
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.dropout import draw_seed, rate_of
-from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, order_of, sum_by_token
+from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, look_up, order_of, sum_by_token
+
+RoomFor = Callable[[int, Tensor], Tensor]
+"""Memory for so many rows, of the dtype of a tensor."""
 
 
 class Lookups:
@@ -25,11 +29,15 @@ class Lookups:
             self._order = order_of(self.tokens, self.vocab_size)
         return self._order
 
-    def leaves(self, table: Tensor, norm: nn.LayerNorm | None, dropout: nn.Dropout) -> Tensor:
+    def rows(self, table: Tensor, room_for: RoomFor) -> Tensor:
+        """The row of each token, `[tokens, width]`."""
+        return _Rows.apply(self, room_for, table)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leaves(self, table: Tensor, norm: nn.LayerNorm | None, dropout: nn.Dropout, room_for: RoomFor) -> Tensor:
         """h + dropout(LN(h)) for the row h of each token, `[tokens, width]`; without a norm, h."""
         if norm is None:
-            return _Rows.apply(self, table)  # type: ignore[no-any-return, no-untyped-call]
-        arguments = (self, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
+            return self.rows(table, room_for)
+        arguments = (self, room_for, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
         return _Leaves.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     def added(self, x: Tensor, table: Tensor, factor: float) -> Tensor:
@@ -39,23 +47,32 @@ class Lookups:
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, lookups: Lookups, table: Tensor) -> Tensor:
+    def forward(ctx: Any, lookups: Lookups, room_for: RoomFor, table: Tensor) -> Tensor:
         ctx.lookups, ctx.dtype = lookups, table.dtype
-        return table.index_select(0, lookups.tokens)
+        out = room_for(len(lookups.tokens), table)
+        look_up(table, lookups.tokens, out)
+        return out
 
     @staticmethod
     @refusing_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
+        return None, None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
 
 
 class _Leaves(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lookups: Lookups, eps: float, rate: float, table: Tensor, scale: Tensor, shift: Tensor
+        ctx: Any,
+        lookups: Lookups,
+        room_for: RoomFor,
+        eps: float,
+        rate: float,
+        table: Tensor,
+        scale: Tensor,
+        shift: Tensor,
     ) -> Tensor:
         seed = draw_seed(table.device) if rate > 0 else lookups.tokens  # nobody reads it where nothing is dropped
-        out = table.new_empty(len(lookups.tokens), table.shape[1])
+        out = room_for(len(lookups.tokens), table)
         leaves(table, lookups.tokens, scale, shift, out, eps=eps, rate=rate, seed=seed)
         ctx.lookups, ctx.eps, ctx.rate = lookups, eps, rate
         ctx.save_for_backward(table, scale, seed)
@@ -71,7 +88,7 @@ class _Leaves(torch.autograd.Function):
         )
         scale_grad, shift_grad = torch.split(column_sums(sums), len(scale))
         table_grad = sum_by_token(rows, ctx.lookups.order).to(table.dtype)
-        return None, None, None, table_grad, scale_grad, shift_grad
+        return None, None, None, None, table_grad, scale_grad, shift_grad
 
 
 class _Added(torch.autograd.Function):

@@ -17,6 +17,7 @@ from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on
 from logdepth.kernels.dropout import draw_seed, rate_of
+from logdepth.kernels.lookup import look_up
 from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, MLPLDRU, PostMerge
 from logdepth.operators.activation import name_of
@@ -91,6 +92,13 @@ class FusedOperator(OwnSweep):
         self.width = self.operator.width
         self.casts = casts
         """Copies of the weights in the dtype of the products, where they are at hand."""
+        self._room: Tensor | None = None
+
+    def room(self, num_elements: int, like: Tensor) -> Tensor:
+        """Memory for elements, of the dtype of `like`: the next scan, if it is of them, does not copy them."""
+        # Behind them there is room for what is merged: fewer than two states an element, where no state was stored.
+        self._room = like.new_empty(3 * num_elements, self.width)
+        return self._room.data[:num_elements]  # for autograd, no view of what merges will write behind them
 
     def sweep(
         self, plan: Plan, elements: Tensor, blocks: Tensor, prefixes: Tensor, edges: Tensor, checkpoint: bool
@@ -107,9 +115,10 @@ class FusedOperator(OwnSweep):
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+        room, self._room = self._room, None
         with launched_where(elements):
             outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
-                settings, program, learns, low, *inputs
+                settings, program, learns, low, room, *inputs
             )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
@@ -144,6 +153,7 @@ class _FusedScan(torch.autograd.Function):
         program: Program,
         learns: bool,
         low: tuple[Tensor, ...],
+        room: Tensor | None,
         elements: Tensor,
         blocks: Tensor,
         prefixes: Tensor,
@@ -151,8 +161,7 @@ class _FusedScan(torch.autograd.Function):
         *_weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (elements, blocks, prefixes, edges)
-        states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
-        torch.cat([one.to(settings.dtype) for one in inputs], out=states[: program.num_inputs])
+        states = _states(settings, program, room, inputs)
         # Nobody reads it where nothing is dropped.
         seed = draw_seed(elements.device) if settings.drops else program.outputs
         merges = _merges(settings, program, low, states, seed)
@@ -164,10 +173,11 @@ class _FusedScan(torch.autograd.Function):
             ctx.sizes = [len(one) for one in inputs]
             ctx.save_for_backward(states, merges.seed, *low)
             ctx.set_materialize_grads(False)
-        outputs, blocks, prefixes = (
-            states.index_select(0, rows).to(elements.dtype)  # what a scan returns is of the dtype of what it is given
-            for rows in (program.outputs, program.blocks, program.prefixes)
-        )
+        results = []
+        for rows in (program.outputs, program.blocks, program.prefixes):
+            results.append(elements.new_empty(len(rows), elements.shape[1]))
+            look_up(states, rows, results[-1])
+        outputs, blocks, prefixes = results
         return outputs, blocks, prefixes
 
     @staticmethod
@@ -190,7 +200,26 @@ class _FusedScan(torch.autograd.Function):
         inputs = torch.split(grads[: program.num_inputs], ctx.sizes)
         # Nothing for inputs without rows: autograd would make zeros of the size of what they were cut from.
         input_grads = (one.to(dtype) if len(one) else None for one, dtype in zip(inputs, ctx.dtypes, strict=True))
-        return None, None, None, None, *input_grads, *weight_grads
+        return None, None, None, None, None, *input_grads, *weight_grads
+
+
+def _states(settings: Settings, program: Program, room: Tensor | None, inputs: Sequence[Tensor]) -> Tensor:
+    """Rows for all states, with the inputs in the first ones."""
+    elements, *others = inputs
+    if room is not None and _begins_with(room, elements, settings.dtype) and len(room) >= program.num_states:
+        states, first = room[: program.num_states], len(elements)
+    else:
+        states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
+        others, first = list(inputs), 0
+    if first < program.num_inputs:
+        torch.cat([one.to(settings.dtype) for one in others], out=states[first : program.num_inputs])
+    return states
+
+
+def _begins_with(room: Tensor, elements: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the first rows of `room` are these elements."""
+    same_numbers = room.dtype == elements.dtype == dtype and elements.is_contiguous()
+    return same_numbers and room.data_ptr() == elements.data_ptr()
 
 
 def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:

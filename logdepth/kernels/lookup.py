@@ -1,5 +1,6 @@
 """Rows of a table by token, and the sums of gradients that belong to each token.
 
+    look_up:        out[i] = table[token[i]]
     leaves:         out[i] = h + dropout(LN(h)),  h = table[token[i]]
     add_looked_up:  x[i] += factor · table[token[i]]
     sum_by_token:   out[v] = factor · Σ x[i] over all i with token[i] = v
@@ -16,12 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import block_of, tile_of, tile_warps, warps_of
+from logdepth.kernels.launch import block_of, tile_of, tile_warps
 from logdepth.kernels.norm import norm_programs, store_sums, unit_grad, unit_of
 
 SITE = 5
 CHUNK = 16
 """Rows that are summed ahead where they all belong to one token."""
+NUMBERS, WARPS = 4096, 4
+"""Of a program that only copies or adds rows: 32 numbers a thread, all on their way at once."""
 
 
 class TokenOrder(NamedTuple):
@@ -41,6 +44,16 @@ def order_of(tokens: Tensor, vocab_size: int) -> TokenOrder:
     ordered, rows = torch.sort(short, stable=True)
     every = torch.arange(vocab_size + 1, device=tokens.device, dtype=ordered.dtype)
     return TokenOrder(ordered, rows, torch.searchsorted(ordered, every))
+
+
+def look_up(table: Tensor, tokens: Tensor, out: Tensor) -> None:
+    """Fills `out` `[tokens, width]`."""
+    num_rows, width = out.shape
+    tile = _plain_tile(width)
+    if num_rows:
+        _look_up[(triton.cdiv(num_rows, tile[0]),)](
+            table, tokens, out, num_rows, len(table), width, *tile, num_warps=WARPS
+        )
 
 
 def leaves(
@@ -106,7 +119,10 @@ def leaves_backward(
 def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float) -> None:
     """Adds to `x` `[tokens, width]`."""
     num_rows, width = x.shape
-    _add_looked_up[(num_rows,)](x, table, tokens, factor, len(table), width, block_of(width), num_warps=warps_of(width))
+    tile = _plain_tile(width)
+    _add_looked_up[(triton.cdiv(num_rows, tile[0]),)](
+        x, table, tokens, factor, num_rows, len(table), width, *tile, num_warps=WARPS
+    )
 
 
 def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
@@ -119,6 +135,29 @@ def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
         _sum_chunks[(num_rows // CHUNK,)](x, order.tokens, order.rows, chunks, width, block, CHUNK, num_warps=warps)
     _sum_tokens[(vocab_size,)](x, order.rows, order.starts, chunks, out, factor, width, block, CHUNK, num_warps=warps)
     return out
+
+
+def _plain_tile(width: int) -> tuple[int, int]:
+    block = block_of(width)
+    return max(1, NUMBERS // block), block
+
+
+@triton.jit
+def _rows(table, tokens, number, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
+    """A tile of looked-up rows in float32, where it lies among all rows, and what of it lies inside."""
+    row = number.to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+    column = tl.arange(0, block)[None, :]
+    inside = (column < width) & (row < num_rows)
+    token = tl.load(tokens + row, mask=row < num_rows, other=0)
+    known = (token >= 0) & (token < vocab_size)
+    found = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
+    return tl.where(known, found, float("nan")), row * width + column, inside
+
+
+@triton.jit
+def _look_up(table, tokens, out, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
+    found, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
+    tl.store(out + place, found, mask=inside)
 
 
 @triton.jit
@@ -138,17 +177,11 @@ def _leaves(
     rate: tl.constexpr,
     site: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
-    column = tl.arange(0, block)[None, :]
-    inside = (column < width) & (row < num_rows)
-    token = tl.load(tokens + row, mask=row < num_rows, other=0)
-    known = (token >= 0) & (token < vocab_size)
-    hidden = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
-    hidden = tl.where(known, hidden, float("nan"))
+    hidden, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
     unit, _ = unit_of(hidden, inside, width, eps)
+    column = tl.arange(0, block)[None, :]
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
-    place = row * width + column
     tl.store(out + place, hidden + keep(unit * by + plus, seed, place, site, rate), mask=inside)
 
 
@@ -196,16 +229,10 @@ def _leaves_backward(
 
 
 @triton.jit
-def _add_looked_up(x, table, tokens, factor, vocab_size, width, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, block)
-    inside = column < width
-    token = tl.load(tokens + row)
-    known = (token >= 0) & (token < vocab_size)
-    more = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
-    more = tl.where(known, more, float("nan"))
-    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + row * width + column, values + factor * more, mask=inside)
+def _add_looked_up(x, table, tokens, factor, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
+    more, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + place, values + factor * more, mask=inside)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from logdepth.capture import keep
 from logdepth.fused import FusedOperator
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.linear_and_norm import linear, normed
-from logdepth.fused.lookups import Lookups
+from logdepth.fused.lookups import Lookups, RoomFor
 from logdepth.kernels.dropout import rate_of
 from logdepth.models.embedding_net import EmbeddingNet
 from logdepth.shapes import Rows, Tokens
@@ -55,12 +55,12 @@ class FusedScanLM:
         if rate_of(model.embed_dropout):
             features = model.embed_dropout(F.embedding(lookups.tokens, weight).to(casts.dtype))
         for number, layer in enumerate(model.layers):
+            fused = FusedOperator(layer.operators(), casts)
             leaves = (
-                self._leaves_of_tokens(model, layer, casts, lookups)
+                self._leaves_of_tokens(model, layer, casts, lookups, fused.room)
                 if features is None
                 else _leaves(casts, layer, features)
             )
-            fused = FusedOperator(layer.operators(), casts)
             prefixes = prefixes_of(fused, leaves.view(*tokens.shape, layer.width)).flatten(0, -2)
             output = linear(casts, layer.out_of_state, prefixes.to(casts.dtype))
             if features is None:
@@ -72,19 +72,21 @@ class FusedScanLM:
         read: Tensor = model.output_dropout(features)
         return read.view(*tokens.shape, read.shape[-1])
 
-    def _leaves_of_tokens(self, model: "ScanLM", layer: "ScanLayer", casts: Casts, lookups: Lookups) -> Rows:
+    def _leaves_of_tokens(
+        self, model: "ScanLM", layer: "ScanLayer", casts: Casts, lookups: Lookups, room_for: RoomFor
+    ) -> Rows:
         weight = model.embedding.weight
         if len(lookups.tokens) <= model.vocab_size:
             return _leaves(casts, layer, F.embedding(lookups.tokens, weight))
         if not self._holds or torch.is_grad_enabled() or rate_of(layer.leaf_dropout):
-            return lookups.leaves(_hidden(casts, layer, weight), layer.leaf_norm, layer.leaf_dropout)
+            return lookups.leaves(_hidden(casts, layer, weight), layer.leaf_norm, layer.leaf_dropout, room_for)
         table = self._leaf_table
         if table is None or table.dtype != casts.dtype:
             table = _leaves(casts, layer, weight)
             if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):  # a capture computes nothing
                 self._leaf_table = table
         keep(table)
-        return F.embedding(lookups.tokens, table)
+        return lookups.rows(table, room_for)
 
 
 def _leaves(casts: Casts, layer: "ScanLayer", features: Rows) -> Rows:
