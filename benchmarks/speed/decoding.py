@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.speed.baselines import allow_only, compiled
+from benchmarks.speed.baselines import KERNELS, allow_only, compiled
 from benchmarks.speed.bench import Bench, Piece, Result, spread_of
-from benchmarks.speed.kv_cache import ALLOWED, ATTENTIONS, CachedTransformer
+from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
 from logdepth.decoding import Decoder
 from logdepth.models import ScanLM, ScanLMState, Transformer
@@ -67,20 +67,19 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
     bench.low(model)
     cached = CachedTransformer(model, case.batch, case.absorbed)
     found: dict[str, Result] = {}
-    for attention, attend in ATTENTIONS.items():  # whole steps: what is compiled gains more in one than in the other
-        cached.attend = attend
+    for kernel in KERNELS:  # whole steps: what is compiled may gain more with one than with the other
         if bench.cuda:
-            allow_only(ALLOWED.get(attention, "flash"))
+            allow_only(kernel)
         step = bench.captured(compiled(bench, cached.step), ours=False)
         try:
-            found[attention] = _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])
+            found[kernel] = _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])
         except RuntimeError as error:
             if "No available kernel" not in str(error):  # anything else would hand the choice to another one unseen
                 raise
         bench.clear()  # what was compiled does not know which kernel was allowed then
-    best = min(found, key=lambda attention: found[attention]["milliseconds"])
-    times = {attention: result["milliseconds"] for attention, result in found.items()}
-    return {**found[best], "state_bytes": cached.nbytes, "attention": best, "step_milliseconds": times}
+    best = min(found, key=lambda kernel: found[kernel]["milliseconds"])
+    times = {kernel: result["milliseconds"] for kernel, result in found.items()}
+    return {**found[best], "state_bytes": cached.nbytes, "attention": f"SDPA, {best}", "step_milliseconds": times}
 
 
 def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int, warm_chunks: int) -> Result:

@@ -1,12 +1,9 @@
 """A Transformer that decodes with a static cache of keys and values, as fast as we can make it: the rival in decoding.
 
 The cache has exactly as many places as the context, and a new token takes the oldest's. So every step reads the whole
-cache, as a step at that context does, and needs neither a mask nor new shapes: FlashAttention can split the cache among
-the processors, and the whole step is one CUDA graph. What is in the cache at first is random: only the time is of use.
+cache, as a step at that context does, and needs neither a mask nor new shapes: attention can split the cache among the
+processors, and the whole step is one CUDA graph. What is in the cache at first is random: only the time is of use.
 """
-
-import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,44 +11,13 @@ from torch.nn import functional as F
 
 from logdepth.models import Transformer
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def fused(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(queries, keys, values)
-
-
-def with_products(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Two batched matrix products and a softmax between: no kernel for long queries in the way."""
-    scores = (queries @ keys.transpose(-1, -2)).float() / math.sqrt(queries.shape[-1])
-    return scores.softmax(-1).to(values.dtype) @ values
-
-
-def flexible(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """FlexAttention, which has a kernel for few queries and many keys."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    attended: Tensor = flex_attention(queries, keys, values)
-    return attended
-
-
-ATTENTIONS: dict[str, Attend] = {
-    "FlashAttention": fused,
-    "matrix products": with_products,
-    "cuDNN": fused,
-    "FlexAttention": flexible,
-}
-"""The fastest counts."""
-ALLOWED = {"FlashAttention": "flash", "cuDNN": "cudnn"}
-"""The kernel that scaled_dot_product_attention is allowed."""
-
 
 class CachedTransformer:
     """Tokens `[batch]` to the likeliest next ones; keys and values of `absorbed` tokens a row lie in the cache."""
 
-    def __init__(self, model: Transformer, batch: int, absorbed: int, attend: Attend = fused) -> None:
+    def __init__(self, model: Transformer, batch: int, absorbed: int) -> None:
         config, weight = model.config, model.embedding.weight
-        self.model, self.attend = model, attend
+        self.model = model
         shape = (batch, config.num_heads, absorbed, config.embed_width // config.num_heads)
         self.caches = [
             tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(2)) for _ in model.blocks
@@ -75,6 +41,7 @@ class CachedTransformer:
             query, key, value = block.attention.project(block.attention_norm(features))
             keys[:, :, place] = key
             values[:, :, place] = value
-            features = block.after_attention(features, self.attend(query, keys, values))
+            attended = F.scaled_dot_product_attention(query, keys, values)
+            features = block.after_attention(features, attended)
         self.position.add_(1)
         return model._logits(features)[:, 0]

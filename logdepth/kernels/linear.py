@@ -21,8 +21,9 @@ ROWS, COLUMNS, DEPTH = 128, 256, 64
 """Of a tile, and of what is multiplied at a time."""
 TILES_TOGETHER = 8
 """Rows of tiles that are computed together, so that what they share stays in the cache."""
-FEWEST_ROWS = 8192
-"""Below, there are too few tiles for all multiprocessors, and the library's own products are as fast."""
+FEWEST_ROWS = 8000
+"""Far below, there are too few tiles for all multiprocessors, and the library's own products are as fast. A little
+below 8,192 are many levels of a down-sweep, whose rows have a block less than there are."""
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
