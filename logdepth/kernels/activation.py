@@ -11,6 +11,7 @@ from torch import Tensor
 
 from logdepth.kernels.dropout import keep
 from logdepth.kernels.launch import MAX_PROGRAMS, block_of
+from logdepth.kernels.loads import tied
 
 Activation = Literal["silu", "relu", "gelu"]
 BLOCK = 2048
@@ -117,6 +118,7 @@ def _backward(
         place = tl.cast(number, tl.int64) * width + column
         values = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
+        values = tied(values, grad)
         at = tl.cast(first, tl.int64) * width + place
         grad = keep(grad, seed, at, site, rate) * slope(values, activation)
         tl.store(hidden + place, keep(activated(values, activation), seed, at, site, rate), mask=inside)

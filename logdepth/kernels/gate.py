@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.launch import block_of, num_programs, tile_warps, warps_of
+from logdepth.kernels.loads import tied
 
 
 def gate(
@@ -78,7 +79,6 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
     number = program
     while number < num_rows:
         row = tl.cast(number, tl.int64)
-        # All loads come before the first sum over a row, which waits for what is under way.
         at = gates + row * 4 * width + column
         out = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
         one_gate = tl.sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
@@ -92,6 +92,7 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
         one_grad = tl.load(grads + left_row, mask=inside, other=0.0).to(tl.float32)
         other_grad = tl.load(grads + right_row, mask=inside, other=0.0).to(tl.float32)
 
+        new = tied(tied(tied(new, out), one_grad), other_grad)
         mixed = one_gate * one + other_gate * other + new_gate * new
         centred = tl.where(inside, mixed - tl.sum(mixed, axis=0) / width, 0.0)
         deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)

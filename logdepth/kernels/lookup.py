@@ -18,6 +18,7 @@ from torch import Tensor
 
 from logdepth.kernels.dropout import keep
 from logdepth.kernels.launch import block_of, tile_of, tile_warps
+from logdepth.kernels.loads import tied
 from logdepth.kernels.norm import norm_programs, store_sums, unit_grad, unit_of
 
 SITE = 5
@@ -214,9 +215,9 @@ def _leaves_backward(
         token = tl.load(tokens + row, mask=row < num_rows, other=0)
         known = (token >= 0) & (token < vocab_size)
         hidden = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
-        unit, deviation = unit_of(hidden, inside, width, eps)
         place = row * width + column
         outer = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        unit, deviation = unit_of(tied(hidden, outer), inside, width, eps)
         inner = keep(outer, seed, place, site, rate)
         scale_sum += inner * unit
         shift_sum += inner
