@@ -12,7 +12,6 @@ What the bars are, and how ratios are made, is in speed/bars.py; docs/performanc
 
 import argparse
 import contextlib
-import datetime
 import importlib.metadata
 import os
 import signal
@@ -124,7 +123,7 @@ def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
     now = clocks()
     return {
         "smoke": smoke,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": program.today(),
         "machine": facts,
         "clocks": {"before": now, "after": now},
         "seconds": 0.0,

@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import datetime
 import re
 import sys
 from collections.abc import Callable
@@ -46,6 +47,10 @@ def name_of_gpu() -> str:
     """NVIDIA H200 → h200: of files of its results."""
     name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def signal_when_parent_ends(number: int) -> None:

@@ -10,8 +10,6 @@ and float32.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,8 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
 from benchmarks import program
 from logdepth import ScanState, scan
+from logdepth.atomic import write_json
 from logdepth.operators import GRC
 from logdepth.runs import device_named
+from logdepth.runs.environment import environment
 from logdepth.scanning import Operator, reference
 
 Work = Callable[[], object]
@@ -298,18 +298,9 @@ def main() -> None:
     compare_with_loops(bench)
     memory = measure_memory(options.device, options.dtype)
     if options.out is not None:
-        machine = {
-            "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.machine(),
-            "threads": options.threads,
-            "dtype": options.dtype,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
+        machine = environment(torch.device(options.device)) | {"dtype": options.dtype}
         report = {"machine": machine, "times": [asdict(row) for row in bench.rows], "memory": memory}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = options.out.with_suffix(".partial")
-        unfinished.write_text(json.dumps(report, indent=1) + "\n")
-        unfinished.replace(options.out)
+        write_json(options.out, {"date": program.today(), **report})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ where data and model overlap. A checkpoint's time is reported beside it. The bar
 """
 
 import dataclasses
-import json
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs uninstalled too
 
 from benchmarks import program
+from logdepth.atomic import write_json
 from logdepth.data import Prepared, StoreInfo, TokenStore
 from logdepth.models import num_parameters
 from logdepth.recipes import RECIPES, recipe
@@ -142,8 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device = device_named(arguments.device, "--device")
-    facts = environment(device)
-    results = {"environment": facts, "bar": BAR, "rows": []}
+    results = {"date": program.today(), "environment": environment(device), "bar": BAR, "rows": []}
     print(f"{'recipe':<36} {'batch':>8} {'ms a step':>10} {'tokens/s':>10}  not in the model")
     for name, config in cases(device).items():
         if arguments.only not in name:
@@ -157,7 +156,7 @@ def main() -> None:
             flush=True,
         )
         if arguments.out:
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(arguments.out, results)
 
 
 if __name__ == "__main__":

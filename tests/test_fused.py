@@ -182,6 +182,11 @@ def test_elements_of_another_width_are_refused() -> None:
         scan(FusedOperator(operator_of("grc")), torch.randn(1, 3, 5, device=DEVICE))
 
 
+def test_elements_of_double_precision_are_refused() -> None:
+    with pytest.raises(TypeError, match="compute in float32 at most; elements are"):
+        scan(FusedOperator(operator_of("grc")), elements_of(1, 3).double())
+
+
 @pytest.mark.parametrize("kind", ["grc", "ldru-up"])
 def test_under_autocast_prefixes_are_of_the_elements_dtype_and_may_go_on_as_elements(kind: str) -> None:
     operator, elements = operator_of(kind), elements_of(2, 5)

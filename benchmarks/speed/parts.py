@@ -6,7 +6,6 @@ nothing else of them is left.
 """
 
 import contextlib
-import datetime
 import importlib
 import itertools
 import os
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.program import signal_when_parent_ends
+from benchmarks.program import signal_when_parent_ends, today
 from benchmarks.speed import sizes
 from logdepth.atomic import read_json
 
@@ -114,7 +113,7 @@ class PartProcess:
             print("\n".join(lines[-30:]), file=sys.stderr)
         return {
             "status": status,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "date": today(),
             "message": message,
             "seconds": round(time.monotonic() - started, 1),
             "clocks": None if self.rehearsal else clocks(),

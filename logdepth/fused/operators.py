@@ -25,6 +25,7 @@ from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
 
+_TOO_PRECISE = "fused kernels compute in float32 at most"
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
 """Operators for which there are kernels, by their very type: what is made from it may compute something else."""
 
@@ -50,7 +51,7 @@ def why_not_fused(operator: Operator | OperatorPair, weight: Tensor) -> str | No
     if reason := _no_cell(operator) or _changed(operator):
         return reason
     if weight.dtype not in DTYPES:
-        return f"fused kernels compute in float32 at most; weights are {weight.dtype}"
+        return f"{_TOO_PRECISE}; weights are {weight.dtype}"
     kind = weight.device.type
     return None if usable_on(weight.device) else f"fused kernels need a CUDA GPU and Triton; this is the {kind}"
 
@@ -110,6 +111,8 @@ class FusedOperator(OwnSweep):
         of_net: tuple[Tensor, ...] = () if self.post is None else NetWeights.of(self.post)
         weights = (*of_cell, *of_net)
         settings = self._settings(elements, len(of_cell), checkpoint)
+        if settings.dtype not in DTYPES:
+            raise TypeError(f"{_TOO_PRECISE}; elements are {settings.dtype}")
         casts = self.casts or Casts(weights, settings.dtype)
         low = (*_cast(casts, of_cell), *_cast(casts, of_net))
         inputs = (elements, blocks, prefixes, edges, *weights)

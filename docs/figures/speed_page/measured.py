@@ -50,4 +50,4 @@ def number(value: float | None) -> str:
         return "–"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:#.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 100 else f"{value:.0f}"
