@@ -1,5 +1,6 @@
 """The accelerated language model is the plain one, and a model like any other."""
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -106,6 +107,18 @@ def test_low_precision(operator: type[GRCConfig | MLPLDRUConfig]) -> None:
         actual, plain_low = (learnt(one, tokens, targets) for one in (fused, plain))
     assert all(one.dtype == torch.float32 for one in actual.gradients)
     assert_as_near(actual, plain_low, expected)
+
+
+@pytest.mark.parametrize("config", ["paper", "deep", "ldru"])
+def test_a_backward_pass_is_not_autocast(config: str) -> None:
+    _, fused = plain_and_fused(CONFIGS[config])
+    tokens = tokens_of(2, 5)
+    losses = [fused._features(tokens, None, None).square().sum() for _ in range(2)]  # the head is torch's own
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        inside = torch.autograd.grad(losses[0], list(fused.parameters()))
+    outside = torch.autograd.grad(losses[1], list(fused.parameters()))
+    for one, other in zip(inside, outside, strict=True):
+        assert torch.equal(one, other)
 
 
 def assert_as_near(actual: Outcome, plain_low: Outcome, expected: Outcome, longer: float = 0.01) -> None:
@@ -240,12 +253,39 @@ def test_inference_mode_and_other_modes_do_not_share_a_table_that_breaks() -> No
         assert_same(learnt(fused, tokens, targets), learnt(plain, tokens, targets))
 
 
-def test_tokens_outside_the_vocabulary_are_not_answered() -> None:
+def test_leaves_of_all_tokens_serve_one_dtype() -> None:
+    _, fused = plain_and_fused()
+    fused.eval()
+    tokens, autocast = tokens_of(2, 5), torch.autocast(DEVICE.type, torch.bfloat16)
+    with torch.no_grad():
+        with autocast, fused.weights_held():
+            expected = fused(tokens)
+        with fused.weights_held():
+            fused(tokens)
+            with autocast:
+                assert torch.equal(fused(tokens), expected)
+
+
+@pytest.mark.parametrize("config", ["paper", "bare"])
+def test_leaves_are_not_copied_for_the_scan(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fused = plain_and_fused(CONFIGS[config])
+    fits, found = operators._fits, []
+    monkeypatch.setattr(operators, "_fits", lambda *arguments: found.append(fits(*arguments)) or found[-1])
+    tokens = tokens_of(2, 14)
+    fused.loss(tokens, tokens).backward()
+    with torch.no_grad(), fused.eval().weights_held():
+        fused(tokens)
+    assert found == [True, True]
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("outside", [VOCAB + 3, VOCAB, -1])
+def test_tokens_outside_the_vocabulary_are_not_answered(outside: int, held: bool) -> None:
     _, fused = plain_and_fused(CONFIGS["leaf-norm"])
     tokens = tokens_of(2, 5)
-    tokens[1, 2] = VOCAB + 3
-    with torch.no_grad():
-        logits = fused.eval()(tokens)
+    tokens[1, 2] = outside
+    with torch.no_grad(), fused.eval().weights_held() if held else contextlib.nullcontext():
+        logits = fused(tokens)
     assert logits[1, 2:].isnan().all()
     assert logits[0].isfinite().all()
 

@@ -77,9 +77,12 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
             if "No available kernel" not in str(error):  # anything else would hand the choice to another one unseen
                 raise
         bench.clear()  # what was compiled does not know which kernel was allowed then
+    if not found:
+        raise RuntimeError(f"scaled_dot_product_attention has none of its kernels for this: {', '.join(KERNELS)}")
     best = min(found, key=lambda kernel: found[kernel]["milliseconds"])
     times = {kernel: result["milliseconds"] for kernel, result in found.items()}
-    return {**found[best], "state_bytes": cached.nbytes, "attention": f"SDPA, {best}", "step_milliseconds": times}
+    attention = f"SDPA, {best}" if bench.cuda else "SDPA"
+    return {**found[best], "state_bytes": cached.nbytes, "attention": attention, "step_milliseconds": times}
 
 
 def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int, warm_chunks: int) -> Result:

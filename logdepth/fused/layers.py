@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
 from logdepth.fused.linear_and_norm import normed_gradients
-from logdepth.fused.once import refusing_second_derivatives
+from logdepth.fused.once import by_kernels
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed
@@ -93,7 +93,7 @@ class _Layers(torch.autograd.Function):
         return out
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers: Sequence[Layer] = ctx.layers
         saved, size = ctx.saved_tensors, len(_Trace._fields)

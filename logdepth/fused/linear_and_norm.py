@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.fused.casts import Casts
-from logdepth.fused.once import refusing_second_derivatives
+from logdepth.fused.once import by_kernels
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward
@@ -30,7 +30,7 @@ class _Linear(torch.autograd.Function):
         return torch.addmm(bias, x, weight.t())
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
@@ -47,7 +47,7 @@ class _Normed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, shift = ctx.saved_tensors
         x_grad, _, sums = normed_gradients(grad, x, scale, shift, None, eps=ctx.eps, silu=False)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logdepth.fused.once import refusing_second_derivatives
+from logdepth.fused.once import by_kernels
 from logdepth.kernels.column_sums import column_sums
 from logdepth.kernels.dropout import draw_seed, rate_of
 from logdepth.kernels.lookup import TokenOrder, add_looked_up, leaves, leaves_backward, look_up, order_of, sum_by_token
@@ -54,7 +54,7 @@ class _Rows(torch.autograd.Function):
         return out
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, sum_by_token(grad.contiguous(), ctx.lookups.order).to(ctx.dtype)
 
@@ -79,7 +79,7 @@ class _Leaves(torch.autograd.Function):
         return out
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table, scale, seed = ctx.saved_tensors
         rows = torch.empty_like(grad)
@@ -100,7 +100,7 @@ class _Added(torch.autograd.Function):
         return x
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         table_grad = sum_by_token(grad.contiguous(), ctx.lookups.order, ctx.factor)
         return None, None, grad, table_grad.to(ctx.dtype)

@@ -1,4 +1,4 @@
-"""Backward passes by kernels, of which there are no derivatives."""
+"""Backward passes by kernels: there are no derivatives of them, and they choose their dtypes themselves."""
 
 import functools
 from collections.abc import Callable
@@ -7,17 +7,19 @@ from typing import Any
 import torch
 
 
-def refusing_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
+def by_kernels(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Refuses to be part of a graph. torch's once_differentiable says so only where a second backward pass comes by:
-    one that is asked for the gradients of some tensors may not, and returns wrong ones."""
+    one that is asked for the gradients of some tensors may not, and returns wrong ones. And is never autocast."""
 
     @functools.wraps(backward)
-    def refusing(ctx: Any, *grads: Any) -> Any:
+    def alone(ctx: Any, *grads: Any) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "fused kernels do not support create_graph=True: second derivatives would be lost; use a model that is "
                 "not accelerated"
             )
-        return backward(ctx, *grads)
+        device = next(one.device.type for one in grads if one is not None)
+        with torch.autocast(device, enabled=False):
+            return backward(ctx, *grads)
 
-    return refusing
+    return alone

@@ -12,7 +12,7 @@ from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
-from logdepth.fused.once import refusing_second_derivatives
+from logdepth.fused.once import by_kernels
 from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on
@@ -25,6 +25,8 @@ from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.sweep import OwnSweep, Swept
 
+ROOM = 3
+"""States for each element that a scan may have: itself, and fewer than two merged ones where no state was stored."""
 _TOO_PRECISE = "fused kernels compute in float32 at most"
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
 """Operators for which there are kernels, by their very type: what is made from it may compute something else."""
@@ -96,9 +98,9 @@ class FusedOperator(OwnSweep):
         self._room: Tensor | None = None
 
     def room(self, num_elements: int, like: Tensor) -> Tensor:
-        """Memory for elements, of the dtype of `like`: the next scan, if it is of them, does not copy them."""
-        # Behind them there is room for what is merged: fewer than two states an element, where no state was stored.
-        self._room = like.new_empty(3 * num_elements, self.width)
+        """Memory for elements, of the dtype of `like`. The next scan, if it is of all of them, does not copy them; so
+        they must stay as they are until its backward pass is done."""
+        self._room = like.new_empty(ROOM * num_elements, self.width)
         return self._room.data[:num_elements]  # for autograd, no view of what merges will write behind them
 
     def sweep(
@@ -176,15 +178,14 @@ class _FusedScan(torch.autograd.Function):
             ctx.sizes = [len(one) for one in inputs]
             ctx.save_for_backward(states, merges.seed, *low)
             ctx.set_materialize_grads(False)
-        results = []
-        for rows in (program.outputs, program.blocks, program.prefixes):
-            results.append(elements.new_empty(len(rows), elements.shape[1]))
-            look_up(states, rows, results[-1])
-        outputs, blocks, prefixes = results
+        outputs, blocks, prefixes = (
+            _looked_up(states, rows, elements.dtype)  # what a scan returns is of the dtype of what it is given
+            for rows in (program.outputs, program.blocks, program.prefixes)
+        )
         return outputs, blocks, prefixes
 
     @staticmethod
-    @refusing_second_derivatives
+    @by_kernels
     def backward(ctx: Any, *grads_of_results: Tensor | None) -> tuple[Tensor | None, ...]:
         states, seed, *low = ctx.saved_tensors
         program: Program = ctx.program
@@ -209,7 +210,7 @@ class _FusedScan(torch.autograd.Function):
 def _states(settings: Settings, program: Program, room: Tensor | None, inputs: Sequence[Tensor]) -> Tensor:
     """Rows for all states, with the inputs in the first ones."""
     elements, *others = inputs
-    if room is not None and _begins_with(room, elements, settings.dtype) and len(room) >= program.num_states:
+    if room is not None and _fits(room, elements, settings.dtype, program.num_states):
         states, first = room[: program.num_states], len(elements)
     else:
         states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
@@ -219,10 +220,17 @@ def _states(settings: Settings, program: Program, room: Tensor | None, inputs: S
     return states
 
 
-def _begins_with(room: Tensor, elements: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the first rows of `room` are these elements."""
-    same_numbers = room.dtype == elements.dtype == dtype and elements.is_contiguous()
-    return same_numbers and room.data_ptr() == elements.data_ptr()
+def _fits(room: Tensor, elements: Tensor, dtype: torch.dtype, num_states: int) -> bool:
+    """Whether all that was written in `room` are these elements, and little of it would be left over."""
+    as_written = room.data_ptr() == elements.data_ptr() and len(room) == ROOM * len(elements)
+    like_states = room.dtype == elements.dtype == dtype and elements.is_contiguous()
+    return as_written and like_states and 3 * len(room) <= 4 * num_states <= 4 * len(room)
+
+
+def _looked_up(states: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    out = states.new_empty(len(rows), states.shape[1], dtype=dtype)
+    look_up(states, rows, out)
+    return out
 
 
 def _merges(settings: Settings, program: Program, low: Sequence[Tensor], states: Tensor, seed: Tensor) -> Merges:

@@ -22,8 +22,9 @@ ROWS, COLUMNS, DEPTH = 128, 256, 64
 TILES_TOGETHER = 8
 """Rows of tiles that are computed together, so that what they share stays in the cache."""
 FEWEST_ROWS = 8000
-"""Far below, there are too few tiles for all multiprocessors, and the library's own products are as fast. A little
-below 8,192 are many levels of a down-sweep, whose rows have a block less than there are."""
+"""Far below, there are too few tiles for all multiprocessors, and the library's own products are as fast. Not 8,192: in
+128 rows of 512 tokens a level of the down-sweep has 128 · 63 merges, since the first node of a row has nothing before
+it."""
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:

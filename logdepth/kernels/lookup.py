@@ -18,14 +18,13 @@ from torch import Tensor
 
 from logdepth.kernels.dropout import keep
 from logdepth.kernels.launch import block_of, tile_of, tile_warps
-from logdepth.kernels.loads import tied
 from logdepth.kernels.norm import norm_programs, store_sums, unit_grad, unit_of
 
 SITE = 5
 CHUNK = 16
 """Rows that are summed ahead where they all belong to one token."""
 NUMBERS, WARPS = 4096, 4
-"""Of a program that only copies or adds rows: 32 numbers a thread, all on their way at once."""
+"""Of a program that only copies or adds rows, where a row is no longer: 32 numbers a thread, all under way at once."""
 
 
 class TokenOrder(NamedTuple):
@@ -121,9 +120,10 @@ def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float) -> No
     """Adds to `x` `[tokens, width]`."""
     num_rows, width = x.shape
     tile = _plain_tile(width)
-    _add_looked_up[(triton.cdiv(num_rows, tile[0]),)](
-        x, table, tokens, factor, num_rows, len(table), width, *tile, num_warps=WARPS
-    )
+    if num_rows:
+        _add_looked_up[(triton.cdiv(num_rows, tile[0]),)](
+            x, table, tokens, factor, num_rows, len(table), width, *tile, num_warps=WARPS
+        )
 
 
 def sum_by_token(x: Tensor, order: TokenOrder, factor: float = 1.0) -> Tensor:
@@ -144,20 +144,20 @@ def _plain_tile(width: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _rows(table, tokens, number, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
-    """A tile of looked-up rows in float32, where it lies among all rows, and what of it lies inside."""
-    row = number.to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+def _rows(table, tokens, start, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
+    """Looked-up rows from `start` on in float32, where they lie among all rows, and what of the tile is inside."""
+    row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
     column = tl.arange(0, block)[None, :]
     inside = (column < width) & (row < num_rows)
-    token = tl.load(tokens + row, mask=row < num_rows, other=0)
+    token = tl.load(tokens + row, mask=row < num_rows, other=0).to(tl.int64)
     known = (token >= 0) & (token < vocab_size)
     found = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
     return tl.where(known, found, float("nan")), row * width + column, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "vocab_size"])
 def _look_up(table, tokens, out, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
-    found, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
+    found, place, inside = _rows(table, tokens, tl.program_id(0) * rows, num_rows, vocab_size, width, rows, block)
     tl.store(out + place, found, mask=inside)
 
 
@@ -178,7 +178,7 @@ def _leaves(
     rate: tl.constexpr,
     site: tl.constexpr,
 ):
-    hidden, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
+    hidden, place, inside = _rows(table, tokens, tl.program_id(0) * rows, num_rows, vocab_size, width, rows, block)
     unit, _ = unit_of(hidden, inside, width, eps)
     column = tl.arange(0, block)[None, :]
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
@@ -210,14 +210,9 @@ def _leaves_backward(
     shift_sum = tl.zeros((rows, block), tl.float32)
     start = tl.program_id(0) * rows
     while start < num_rows:
-        row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
-        inside = (column < width) & (row < num_rows)
-        token = tl.load(tokens + row, mask=row < num_rows, other=0)
-        known = (token >= 0) & (token < vocab_size)
-        hidden = tl.load(table + token * width + column, mask=inside & known, other=0.0).to(tl.float32)
-        place = row * width + column
+        hidden, place, inside = _rows(table, tokens, start, num_rows, vocab_size, width, rows, block)
+        unit, deviation = unit_of(hidden, inside, width, eps)
         outer = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        unit, deviation = unit_of(tied(hidden, outer), inside, width, eps)
         inner = keep(outer, seed, place, site, rate)
         scale_sum += inner * unit
         shift_sum += inner
@@ -231,7 +226,7 @@ def _leaves_backward(
 
 @triton.jit
 def _add_looked_up(x, table, tokens, factor, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
-    more, place, inside = _rows(table, tokens, tl.program_id(0), num_rows, vocab_size, width, rows, block)
+    more, place, inside = _rows(table, tokens, tl.program_id(0) * rows, num_rows, vocab_size, width, rows, block)
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + place, values + factor * more, mask=inside)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from logdepth.kernels.activation import activated, slope
 from logdepth.kernels.dropout import keep
 from logdepth.kernels.launch import tile_of, tile_warps
-from logdepth.kernels.loads import tied
 
 SITE = 4
 MULTIPROCESSORS, WARPS, MOST = 132, 12, 8
@@ -190,13 +189,10 @@ def _normed_backward(
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
+        # Loads first: the compiler moves some of them down, not all.
         values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        values = tied(values, out)
-        more = 0.0
-        if has_skip and silu:
-            more = tl.load(skip + place, mask=inside, other=0.0).to(tl.float32)
-            values = tied(values, more)
+        more = tl.load(skip + place, mask=inside, other=0.0).to(tl.float32) if has_skip and silu else 0.0
         unit, deviation = unit_of(values, inside, width, eps)
         if silu:
             value = unit * by + plus + more
@@ -275,9 +271,8 @@ def _residual_backward(
         at = first * width + place
         more = tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        value = tied(value, out)
         unit, deviation = unit_of(value + keep(more, seed, at, site, rate), inside, width, eps)
+        out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
         scale_sum += out * unit
         shift_sum += out
         inward = unit_grad(out * by, unit, deviation, inside, width)

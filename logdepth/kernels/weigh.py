@@ -73,7 +73,7 @@ def _backward(
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
-        # All loads come before the first sum over a row, which waits for what is under way.
+        # Loads first: the compiler moves some of them down, not all.
         values = tl.load(raw + place, mask=inside, other=0.0).to(tl.float32)
         operand = tl.load(pairs + place, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(weighed + place, mask=inside, other=0.0).to(tl.float32)

@@ -62,6 +62,7 @@ class FusedScanLM:
                 else _leaves(casts, layer, features)
             )
             prefixes = prefixes_of(fused, leaves.view(*tokens.shape, layer.width)).flatten(0, -2)
+            del leaves  # with what lies behind them
             output = linear(casts, layer.out_of_state, prefixes.to(casts.dtype))
             if features is None:
                 output = lookups.added(output, weight, layer.input_residual)
