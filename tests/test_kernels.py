@@ -107,6 +107,20 @@ def test_gate(rows: int, width: int, dtype: torch.dtype) -> None:
 # Activation
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # of the interpreter
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_at_the_ends_of_their_range(activation: str) -> None:
+    before = torch.tensor([[-1e30, -300.0, -100.0, -80.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 80.0, 300.0, 1e30]])
+    before, settings = before.to(DEVICE), {"activation": activation, "site": 2, **dropout()}
+    (exact_before,) = exact(before)
+    expected = ACTIVATIONS[activation](exact_before)
+    (slopes,) = torch.autograd.grad(expected.sum(), exact_before)
+    hidden, sums = torch.ones_like(before), torch.zeros(1, before.shape[1], device=DEVICE)
+    activate_backward(before, hidden, sums, **settings)
+    torch.testing.assert_close(hidden.double(), expected.detach(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(before.double(), slopes, rtol=1e-5, atol=1e-7)
+
+
 @sizes
 @dtypes
 @activations

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from logdepth.kernels.activation import Activation, activated
+from logdepth.kernels.activation import Activation, activated, sigmoid
 from logdepth.kernels.launch import block_of, warps_of
 
 MOST_ROWS = 64
@@ -304,7 +304,7 @@ def _mix(
     place = row * width + column
     one = tl.load(left + place, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(right + place, mask=inside, other=0.0).to(tl.float32)
-    values = tl.sigmoid(left_gate) * one + tl.sigmoid(right_gate) * other + tl.sigmoid(new_gate) * new
+    values = sigmoid(left_gate) * one + sigmoid(right_gate) * other + sigmoid(new_gate) * new
     tl.store(mixed + place, values, mask=inside)
 
 

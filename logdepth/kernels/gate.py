@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from logdepth.kernels.activation import sigmoid
 from logdepth.kernels.launch import block_of, num_programs, tile_warps, warps_of
 from logdepth.kernels.loads import tied
 
@@ -52,9 +53,9 @@ def _forward(gates, states, left, right, scale, shift, merged, eps, width, block
     one = tl.load(states + tl.load(left + row).to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(states + tl.load(right + row).to(tl.int64) * width + column, mask=inside, other=0.0).to(tl.float32)
     at = gates + row * 4 * width + column
-    one_gate = tl.sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
-    other_gate = tl.sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32))
-    new_gate = tl.sigmoid(tl.load(at + 2 * width, mask=inside, other=0.0).to(tl.float32))
+    one_gate = sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
+    other_gate = sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32))
+    new_gate = sigmoid(tl.load(at + 2 * width, mask=inside, other=0.0).to(tl.float32))
     new = tl.load(at + 3 * width, mask=inside, other=0.0).to(tl.float32)
     mixed = one_gate * one + other_gate * other + new_gate * new
     centred = tl.where(inside, mixed - tl.sum(mixed, axis=0) / width, 0.0)
@@ -81,9 +82,9 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
         row = tl.cast(number, tl.int64)
         at = gates + row * 4 * width + column
         out = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        one_gate = tl.sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
-        other_gate = tl.sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32))
-        new_gate = tl.sigmoid(tl.load(at + 2 * width, mask=inside, other=0.0).to(tl.float32))
+        one_gate = sigmoid(tl.load(at, mask=inside, other=0.0).to(tl.float32))
+        other_gate = sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32))
+        new_gate = sigmoid(tl.load(at + 2 * width, mask=inside, other=0.0).to(tl.float32))
         new = tl.load(at + 3 * width, mask=inside, other=0.0).to(tl.float32)
         left_row = tl.load(left + row).to(tl.int64) * width + column
         right_row = tl.load(right + row).to(tl.int64) * width + column
