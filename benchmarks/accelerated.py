@@ -66,15 +66,18 @@ def what_is_measured(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = program.Parser(__doc__)
     parser.add_argument("--recipe", default="wikitext2-ar-grc")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--warmup", type=int, default=100, help="steps in which the learning rate rises")
+    parser.add_argument("--steps", type=program.at_least(1), default=300)
+    parser.add_argument(
+        "--warmup", type=program.at_least(0), default=100, help="steps in which the learning rate rises"
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=program.at_least(1), default=4)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2976])
     parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
     parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
     arguments = parser.parse_args()
+    base = recipe(arguments.recipe)
     if arguments.out is None and what_is_measured(arguments) != what_is_measured(parser.parse_args([])):
         raise UserError("results/ holds the runs as they are by default; give others an --out of their own")
     device = device_named(arguments.device, "--device")
@@ -87,7 +90,6 @@ def main() -> None:
         out = ROOT / "results" / f"accelerated-{program.name_of_gpu()}.json"
     facts = environment(device)
     results: dict[str, Any] = {"environment": facts, "recipe": arguments.recipe, "steps": arguments.steps, "runs": []}
-    base = recipe(arguments.recipe)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(arguments.seeds):
             for accelerated in (False, True):

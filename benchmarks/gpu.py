@@ -44,12 +44,12 @@ def main() -> None:
     if arguments.part:
         run_part(arguments.part, device, arguments.out, arguments.smoke, arguments.share)
         return
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no GPU here; --smoke rehearses on the CPU, which takes minutes")
     names = list(dict.fromkeys(arguments.parts.split(",")))
     for name in names:
         if name not in PARTS:
             raise UserError(f"there is no part '{name}'; parts are {', '.join(PARTS)}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no GPU here; --smoke rehearses on the CPU, in a minute or two")
     out = arguments.out or (None if arguments.smoke else ROOT / "results" / f"speed-{program.name_of_gpu()}.json")
     report = _new_report(device, arguments.smoke)
     code = {name: report["machine"][name] for name in ("code", "benchmark")}

@@ -43,6 +43,17 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(stopped.exit_code)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument."""
+
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}; got {text}")
+        return int(text)
+
+    return whole_number
+
+
 def name_of_gpu() -> str:
     """NVIDIA H200 → h200: of files of its results."""
     name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")

@@ -277,8 +277,13 @@ def main() -> None:
     parser = program.Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long to repeat each comparison")
+    parser.add_argument("--threads", type=program.at_least(1), default=2, help="CPU threads")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        help="to repeat each comparison for; it is made a few times at least",
+    )
     parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
     parser.add_argument("--peak", type=int, choices=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -253,6 +253,10 @@ def _check_arguments(tensors: tuple[Tensor, ...], settings: dict[str, Hashable])
     for name, value in settings.items():
         if isinstance(value, Tensor):
             raise ValueError(f"a captured function takes tensors by position; got one named {name}")
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(f"settings of a captured function must be hashable; {name} is {value!r}") from None
 
 
 def _kind_of_call(tensors: tuple[Tensor, ...], settings: dict[str, Hashable]) -> Hashable:

@@ -16,6 +16,7 @@ from logdepth.data import Tokenizer
 from logdepth.decoding import Decoder
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel, ModelState, ScanLM
+from logdepth.models.language_model import going_on_without
 from logdepth.runs import Precision, arithmetic
 
 
@@ -97,7 +98,7 @@ def generate(
     """
     model.eval()
     if accelerate and (reason := model.accelerate()):
-        say(reason)
+        say(going_on_without(reason))
     device = next(model.parameters()).device
     rows = []
     for number, prompt in enumerate(prompts):

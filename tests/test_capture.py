@@ -205,6 +205,8 @@ def test_misuse_is_refused() -> None:
         function(3)
     with pytest.raises(ValueError, match="takes tensors by position; got one named times"):
         function(torch.ones(1), times=torch.ones(1))
+    with pytest.raises(ValueError, match="must be hashable; times is"):
+        function(torch.ones(1), times=[2])
     with pytest.raises(ValueError, match="no gradient flows through"):
         function(torch.ones(1, requires_grad=True))
     with pytest.raises(ValueError, match="returns a tensor or a tuple of tensors; got list"):

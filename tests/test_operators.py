@@ -97,6 +97,13 @@ def test_grc_dropout_falls_on_pair_and_hidden_layer() -> None:
     assert torch.equal(cell(left, left), cell(left, left))
 
 
+@pytest.mark.parametrize("width", [0, -1])
+@pytest.mark.parametrize("operator", [GRC, MLPLDRU])
+def test_states_without_numbers_are_refused(operator: type[GRC | MLPLDRU], width: int) -> None:
+    with pytest.raises(ValueError, match="widths must be at least 1"):
+        operator(width)
+
+
 def test_unknown_activation() -> None:
     with pytest.raises(ValueError, match="activation 'swish' is unknown; choose from relu, silu, gelu"):
         GRC(WIDTH, activation="swish")

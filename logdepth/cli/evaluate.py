@@ -13,6 +13,7 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
+from logdepth.models.language_model import going_on_without
 from logdepth.progress import Progress
 from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
 from logdepth.train import prepared_for
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     loaded = folder.load(command.weights, device)
     store = _store(command, loaded)
     if command.accelerate and (reason := loaded.model.accelerate()):
-        print(reason, file=sys.stderr)
+        print(going_on_without(reason), file=sys.stderr)
     for context in contexts:
         if context >= len(store):
             print(f"context {context:,}: the text is shorter; it is one window of {len(store) - 1:,}", file=sys.stderr)

@@ -14,6 +14,7 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import LanguageModel
+from logdepth.models.language_model import going_on_without
 from logdepth.progress import Progress
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import Precision, RunFolder, device_named
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     device = device_named(command.device, "--device")
     model = _model(command.model, device)
     if reason := make_faster(model, accelerate=command.accelerate, compiled=command.compile):
-        print(reason, file=sys.stderr)
+        print(going_on_without(reason), file=sys.stderr)
     timings: list[Timing] = []
     with Progress(f"timing {command.model}", len(contexts), unit="lengths") as progress:
         for timing in time_model(

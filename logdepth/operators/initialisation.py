@@ -17,6 +17,8 @@ def variance_scaling_(weight: Tensor, scale: float = 1.0) -> Tensor:
 
 def scaled_linear(in_width: int, out_width: int, scale: float = 1.0) -> nn.Linear:
     """A linear layer with variance-scaled weights and zero bias."""
+    if min(in_width, out_width) < 1:
+        raise ValueError(f"widths must be at least 1; got a layer from {in_width} to {out_width}")
     linear = nn.Linear(in_width, out_width)
     variance_scaling_(linear.weight.data, scale)
     nn.init.zeros_(linear.bias)

@@ -20,6 +20,7 @@ from logdepth.data import Batches, Prepared, TokenStore, document_bounds
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate, nats_graphs, perplexity
 from logdepth.models import LanguageModel, num_parameters
+from logdepth.models.language_model import going_on_without
 from logdepth.runs import RunConfig, RunFolder, arithmetic
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
@@ -109,7 +110,7 @@ class Trainer:
         if train.accelerate and not accelerate:
             self.remarks.append(f"train.accelerate changes nothing on the {self.device.type}: it is for CUDA")
         if reason := make_faster(self.model, accelerate=accelerate, compiled=train.compile):
-            self.remarks.append(reason)
+            self.remarks.append(going_on_without(reason))
         if accelerate and self.separator is None:
             self.captured = Captured(
                 self._gradients_and_update,
