@@ -266,18 +266,6 @@ def test_leaves_of_all_tokens_serve_one_dtype() -> None:
                 assert torch.equal(fused(tokens), expected)
 
 
-@pytest.mark.parametrize("config", ["paper", "bare"])
-def test_leaves_are_not_copied_for_the_scan(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fused = plain_and_fused(CONFIGS[config])
-    fits, found = operators._fits, []
-    monkeypatch.setattr(operators, "_fits", lambda *arguments: found.append(fits(*arguments)) or found[-1])
-    tokens = tokens_of(2, 14)
-    fused.loss(tokens, tokens).backward()
-    with torch.no_grad(), fused.eval().weights_held():
-        fused(tokens)
-    assert found == [True, True]
-
-
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("outside", [VOCAB + 3, VOCAB, -1])
 def test_tokens_outside_the_vocabulary_are_not_answered(outside: int, held: bool) -> None:
