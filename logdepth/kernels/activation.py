@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import MAX_PROGRAMS, block_of
-from logdepth.kernels.loads import tied
+from logdepth.kernels.launch import MAX_PROGRAMS, STAGES, block_of
 
 Activation = Literal["silu", "relu", "gelu"]
 BLOCK = 2048
@@ -123,18 +122,15 @@ def _backward(
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
     total = tl.zeros((block,), tl.float32)
-    number = program
-    while number < num_rows:
+    for number in tl.range(program, num_rows, tl.num_programs(0), num_stages=STAGES):
         place = tl.cast(number, tl.int64) * width + column
         values = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
-        values = tied(values, grad)
         at = tl.cast(first, tl.int64) * width + place
         grad = keep(grad, seed, at, site, rate) * slope(values, activation)
         tl.store(hidden + place, keep(activated(values, activation), seed, at, site, rate), mask=inside)
         tl.store(before + place, grad, mask=inside)
         total += grad
-        number += tl.num_programs(0)
     tl.store(
         sums + program * width + column,
         tl.load(sums + program * width + column, mask=inside, other=0.0) + total,

@@ -29,8 +29,6 @@ def keep(values, seed, place, site: tl.constexpr, rate: tl.constexpr):
         bits = bits * 0x7FEB352D
         bits = bits ^ (bits >> 15)
         bits = bits * 0x846CA68B
-        bits = bits ^ (bits >> 16)
-        # 24 bits: a float32 holds them exactly.
-        kept = (bits >> 8).to(tl.float32) >= rate * 16777216.0
-        values = tl.where(kept, values / (1.0 - rate), 0.0)
+        least: tl.constexpr = int(rate * 4294967296.0)
+        values = tl.where(bits >= least, values / (1.0 - rate), 0.0)
     return values

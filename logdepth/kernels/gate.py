@@ -9,8 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.activation import sigmoid
-from logdepth.kernels.launch import block_of, num_programs, tile_warps, warps_of
-from logdepth.kernels.loads import tied
+from logdepth.kernels.launch import STAGES, block_of, num_programs, tile_warps
 
 
 def gate(
@@ -41,7 +40,7 @@ def gate_backward(
     width = states.shape[1]
     _backward[(num_programs(len(left)),)](
         grad, gates, states, left, right, scale, grads, sums, eps, len(left), width, block_of(width),
-        num_warps=warps_of(width),
+        num_warps=max(1, min(16, block_of(width) // 256)),
     )  # fmt: skip
 
 
@@ -77,8 +76,7 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
     new_sum = tl.zeros((block,), tl.float32)
     scale_sum = tl.zeros((block,), tl.float32)
     shift_sum = tl.zeros((block,), tl.float32)
-    number = program
-    while number < num_rows:
+    for number in tl.range(program, num_rows, tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(number, tl.int64)
         at = gates + row * 4 * width + column
         out = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -93,7 +91,6 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
         one_grad = tl.load(grads + left_row, mask=inside, other=0.0).to(tl.float32)
         other_grad = tl.load(grads + right_row, mask=inside, other=0.0).to(tl.float32)
 
-        new = tied(tied(tied(new, out), one_grad), other_grad)
         mixed = one_gate * one + other_gate * other + new_gate * new
         centred = tl.where(inside, mixed - tl.sum(mixed, axis=0) / width, 0.0)
         deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
@@ -119,7 +116,6 @@ def _backward(grad, gates, states, left, right, scale, grads, sums, eps, num_row
 
         tl.store(grads + left_row, one_grad + mixed_grad * one_gate, mask=inside)
         tl.store(grads + right_row, other_grad + mixed_grad * other_gate, mask=inside)
-        number += tl.num_programs(0)
     sums_at = sums + program * 6 * width + column
     tl.store(sums_at, tl.load(sums_at, mask=inside, other=0.0) + one_gate_sum, mask=inside)
     tl.store(sums_at + width, tl.load(sums_at + width, mask=inside, other=0.0) + other_gate_sum, mask=inside)

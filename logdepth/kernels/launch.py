@@ -4,7 +4,11 @@ A program that sums over rows keeps a sum of its own. Sums in a fixed order, wit
 """
 
 import triton
+import triton.language as tl
 
+STAGES = tl.constexpr(3)
+"""Of loops over rows: while one is worked on, the next two are on their way. The compiler loads no row early by itself,
+and even puts off part of its own, to keep registers free."""
 MAX_PROGRAMS = 528
 """Programs that each add to a partial sum of their own, for rows of 2,048 numbers: four a multiprocessor."""
 MANY = 2**30

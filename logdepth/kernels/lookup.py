@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import block_of, tile_of, tile_warps
+from logdepth.kernels.launch import STAGES, block_of, tile_of, tile_warps
 from logdepth.kernels.norm import norm_programs, store_sums, unit_grad, unit_of
 
 SITE = 5
@@ -208,8 +208,7 @@ def _leaves_backward(
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     scale_sum = tl.zeros((rows, block), tl.float32)
     shift_sum = tl.zeros((rows, block), tl.float32)
-    start = tl.program_id(0) * rows
-    while start < num_rows:
+    for start in tl.range(tl.program_id(0) * rows, num_rows, tl.num_programs(0) * rows, num_stages=STAGES):
         hidden, place, inside = _rows(table, tokens, start, num_rows, vocab_size, width, rows, block)
         unit, deviation = unit_of(hidden, inside, width, eps)
         outer = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
@@ -217,7 +216,6 @@ def _leaves_backward(
         scale_sum += inner * unit
         shift_sum += inner
         tl.store(out + place, outer + unit_grad(inner * by, unit, deviation, inside, width), mask=inside)
-        start += tl.num_programs(0) * rows
     own = sums + tl.program_id(0) * 2 * width
     column = tl.arange(0, block)
     store_sums(own, scale_sum, column, width)

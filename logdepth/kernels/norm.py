@@ -10,11 +10,11 @@ from torch import Tensor
 
 from logdepth.kernels.activation import activated, slope
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import tile_of, tile_warps
+from logdepth.kernels.launch import STAGES, tile_of, tile_warps
 
 SITE = 4
-MULTIPROCESSORS, WARPS, MOST = 132, 12, 8
-"""Of the largest GPUs: how many, warps of these kernels that fit into one at a time, and programs that pay."""
+MULTIPROCESSORS, WARPS, MOST = 132, 16, 8
+"""Of the largest GPUs: how many, and the warps and programs of these kernels that pay for each."""
 
 
 def fill_normed(
@@ -184,12 +184,10 @@ def _normed_backward(
     scale_sum = tl.zeros((rows, block), tl.float32)
     shift_sum = tl.zeros((rows, block), tl.float32)
     x_sum = tl.zeros((rows, block), tl.float32)
-    start = tl.program_id(0) * rows
-    while start < num_rows:
+    for start in tl.range(tl.program_id(0) * rows, num_rows, tl.num_programs(0) * rows, num_stages=STAGES):
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
-        # Loads first: the compiler moves some of them down, not all.
         values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
         more = tl.load(skip + place, mask=inside, other=0.0).to(tl.float32) if has_skip and silu else 0.0
@@ -204,7 +202,6 @@ def _normed_backward(
         inward = unit_grad(out * by, unit, deviation, inside, width)
         tl.store(x_grad + place, inward, mask=inside)
         x_sum += inward
-        start += tl.num_programs(0) * rows
     own = sums + tl.program_id(0) * 3 * width
     column = tl.arange(0, block)
     store_sums(own, scale_sum, column, width)
@@ -263,8 +260,7 @@ def _residual_backward(
     scale_sum = tl.zeros((rows, block), tl.float32)
     shift_sum = tl.zeros((rows, block), tl.float32)
     added_sum = tl.zeros((rows, block), tl.float32)
-    start = tl.program_id(0) * rows
-    while start < num_rows:
+    for start in tl.range(tl.program_id(0) * rows, num_rows, tl.num_programs(0) * rows, num_stages=STAGES):
         row = tl.cast(start, tl.int64) + tl.arange(0, rows)[:, None]
         inside = (column < width) & (row < num_rows)
         place = row * width + column
@@ -280,7 +276,6 @@ def _residual_backward(
         dropped = keep(inward, seed, at, site, rate)
         tl.store(added + place, dropped, mask=inside)
         added_sum += dropped
-        start += tl.num_programs(0) * rows
     own = sums + tl.program_id(0) * 3 * width
     column = tl.arange(0, block)
     add_sums(own, scale_sum, column, width)
