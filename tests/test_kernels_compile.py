@@ -141,7 +141,6 @@ def launch_everything(width: int) -> None:
     cross_entropy.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
 
     weight, square = torch.empty(4 * width, 2 * width, dtype=low), torch.empty(4 * width, 4 * width, dtype=low)
-    linear.linear(gates, square, bias, gates)
     linear.linear_activated(pair, weight, bias, gates, **hidden)
     for count in (1, rows):
         operands = states[:count], states[:count]

@@ -1,4 +1,4 @@
-"""Matrix products by kernels are the plain ones, with an activation and dropout after them or without."""
+"""Matrix products by kernels are the plain ones, with an activation and dropout after them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from logdepth.kernels import linear as products
 from logdepth.kernels.activation import activate
-from logdepth.kernels.linear import linear, linear_activated
+from logdepth.kernels.linear import linear_activated
 from tests.kernel_numbers import (
     ACTIVATIONS,
     DEVICE,
@@ -39,17 +39,6 @@ product_dtypes = pytest.mark.parametrize(
 product_sizes = pytest.mark.parametrize(
     ("rows", "depth", "width"), [(1, 64, 64), (300, 192, 320)] if GPU else [(1, 16, 32), (40, 48, 48), (150, 32, 64)]
 )
-
-
-@pytest.mark.usefixtures("small_tiles")
-@product_dtypes
-@product_sizes
-def test_linear(rows: int, depth: int, width: int, dtype: torch.dtype) -> None:
-    x, weight, bias = random(rows, depth, dtype=dtype), random(width, depth, dtype=dtype), random(width, dtype=dtype)
-    weight /= depth**0.5
-    out = torch.empty(rows, width, dtype=dtype, device=DEVICE)
-    linear(x, weight, bias, out)
-    assert_close(out, F.linear(x.double(), weight.double(), bias.double()), dtype)
 
 
 @pytest.mark.usefixtures("small_tiles")

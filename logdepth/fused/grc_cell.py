@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from logdepth.fused.cell import Cell, Operands
-from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.fused.products import linear_and_activation, linear_and_slope
 from logdepth.fused.weights import GRCWeights, Totals
 from logdepth.kernels.activation import Activation, slope_programs
 from logdepth.kernels.column_sums import column_sums
@@ -94,7 +94,7 @@ class GRCCell(Cell[Kept, Spare, Sums]):
             activation=settings.activation, first=at.first, rate=settings.dropout, seed=self.seed, site=HIDDEN_SITE,
         )  # fmt: skip
         gates = states.new_empty(count, 4 * width) if kept is None else kept.gates
-        linear_map(hidden, weights.gates, weights.gates_bias, gates)
+        torch.addmm(weights.gates_bias, hidden, weights.gates.t(), out=gates)
         if some := len(merged):
             left, right = at.left[:some], at.right[:some]
             gate(gates[:some], states, left, right, weights.scale, weights.shift, settings.eps, merged)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from logdepth.fused.cell import Cell, Operands
-from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.fused.products import linear_and_activation, linear_and_slope
 from logdepth.fused.program import Call, Program
 from logdepth.fused.weights import NetWeights, Totals
 from logdepth.kernels.activation import Activation, slope_programs
@@ -137,7 +137,7 @@ class Merges:
             rows.inner, weights.hidden, weights.hidden_bias, rows.net_before, net_hidden,
             activation=settings.activation, first=0, rate=0.0, seed=self.seed, site=NET_SITE,
         )  # fmt: skip
-        linear_map(net_hidden, weights.out, weights.out_bias, rows.added)
+        torch.addmm(weights.out_bias, net_hidden, weights.out.t(), out=rows.added)
 
     def _add(self, rows: Traces, first: int, results: Tensor) -> None:
         assert self.net is not None

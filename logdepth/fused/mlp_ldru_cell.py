@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.fused.cell import Cell, Operands
-from logdepth.fused.products import linear_and_activation, linear_and_slope, linear_map
+from logdepth.fused.products import linear_and_activation, linear_and_slope
 from logdepth.fused.weights import MLPLDRUWeights, Totals
 from logdepth.kernels.activation import Activation, slope_programs
 from logdepth.kernels.column_sums import column_sums
@@ -110,11 +110,11 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
         second_hidden = second if kept is None else torch.empty_like(second)
         linear_and_activation(hidden, weights.second, weights.second_bias, second, second_hidden, **self.activation)
         raw = hidden if kept is None else kept.raw  # as wide, and read no more
-        linear_map(second_hidden, weights.raw, weights.raw_bias, raw)
+        torch.addmm(weights.raw_bias, second_hidden, weights.raw.t(), out=raw)
         if some := len(merged):
             weighed = hidden[:some]
             weigh(raw[:some], pairs[:some], weights.scale, weights.shift, weighed, eps=self.settings.eps)
-            linear_map(weighed, self.mix, self.mix_bias, merged)
+            torch.addmm(self.mix_bias, weighed, self.mix.t(), out=merged)
 
     def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
         weights = self.weights

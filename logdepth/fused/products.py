@@ -7,15 +7,7 @@ from torch import Tensor
 
 from logdepth.kernels import few_rows
 from logdepth.kernels.activation import activate, activate_backward
-from logdepth.kernels.linear import fits, linear, linear_activated
-
-
-def linear_map(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-    """out = x · weightᵀ + bias."""
-    if fits(x, weight):
-        linear(x, weight, bias, out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
+from logdepth.kernels.linear import fits, linear_activated
 
 
 def linear_and_activation(

@@ -40,7 +40,7 @@ def gate_backward(
     width = states.shape[1]
     _backward[(num_programs(len(left)),)](
         grad, gates, states, left, right, scale, grads, sums, eps, len(left), width, block_of(width),
-        num_warps=max(1, min(16, block_of(width) // 256)),
+        num_warps=max(1, min(16, block_of(width) // 256)),  # eight numbers a thread
     )  # fmt: skip
 
 

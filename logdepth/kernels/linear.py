@@ -1,7 +1,6 @@
 """Matrix products of many rows with the activation fused in: for GPUs that copy tiles by themselves (Hopper on).
 
-    linear:            out = W · x + b
-    linear_activated:  out = dropout(act(W · x + b))
+    out = dropout(act(W · x + b))
 
 A fixed number of programs share the tiles. Sums in float32; results in the dtype of x.
 """
@@ -17,8 +16,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from logdepth.kernels.activation import Activation, activated
 from logdepth.kernels.dropout import keep
 
-ROWS, COLUMNS, DEPTH = 128, 256, 64
+ROWS, COLUMNS, DEPTH = 128, 128, 64
 """Of a tile, and of what is multiplied at a time."""
+PROGRAMS = 2
+"""On a multiprocessor: one computes activations while the other multiplies."""
 TILES_TOGETHER = 8
 """Rows of tiles that are computed together, so that what they share stays in the cache."""
 FEWEST_ROWS = 8000
@@ -37,12 +38,6 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-    """Fills `out` `[rows, out]` with x · weightᵀ + bias."""
-    # Results in halves: less memory for them is more for operands on their way.
-    _launch(x, weight, bias, out, 2, "none", 0, 0.0, bias, 0)
-
-
 def linear_activated(
     x: Tensor,
     weight: Tensor,
@@ -55,29 +50,14 @@ def linear_activated(
     seed: Tensor,
     site: int,
 ) -> None:
-    """Fills `out`; `first` numbers the first row among all of a pass."""
-    _launch(x, weight, bias, out, 1, activation, first, rate, seed, site)
-
-
-def _launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    out: Tensor,
-    parts: int,
-    activation: str,
-    first: int,
-    rate: float,
-    seed: Tensor,
-    site: int,
-) -> None:
+    """Fills `out` `[rows, out]`; `first` numbers the first row among all of a pass."""
     (num_rows, depth), width = x.shape, len(weight)
     tiles = triton.cdiv(num_rows, ROWS) * triton.cdiv(width, COLUMNS)
-    _product[(min(_multiprocessors(x.device), tiles),)](
+    _product[(min(PROGRAMS * _multiprocessors(x.device), tiles),)](
         TensorDescriptor.from_tensor(x, [ROWS, DEPTH]),
         TensorDescriptor.from_tensor(weight, [COLUMNS, DEPTH]),
         bias,
-        TensorDescriptor.from_tensor(out, [ROWS, COLUMNS // parts]),
+        TensorDescriptor.from_tensor(out, [ROWS, COLUMNS // 2]),
         seed,
         first,
         num_rows,
@@ -87,12 +67,11 @@ def _launch(
         COLUMNS,
         DEPTH,
         TILES_TOGETHER,
-        parts,
         activation,
         rate,
         site,
-        num_warps=8,
-        num_stages=2 + parts,
+        num_warps=4,
+        num_stages=3,
     )
 
 
@@ -121,7 +100,6 @@ def _product(
     columns: tl.constexpr,
     step: tl.constexpr,
     together: tl.constexpr,
-    parts: tl.constexpr,
     activation: tl.constexpr,
     rate: tl.constexpr,
     site: tl.constexpr,
@@ -136,13 +114,11 @@ def _product(
         total = tl.zeros((rows, columns), tl.float32)
         for k in range(0, depth, step):
             total = tl.dot(x.load([row, k]), weight.load([column, k]).T, total)
-        if parts == 2:
-            left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
-            _finish(left, row, column, bias, out, seed, first, width, rows, columns // 2, activation, rate, site)
-            column += columns // 2
-            _finish(right, row, column, bias, out, seed, first, width, rows, columns // 2, activation, rate, site)
-        else:
-            _finish(total, row, column, bias, out, seed, first, width, rows, columns, activation, rate, site)
+        # Results in halves: less memory for them is more for operands on their way.
+        left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
+        _finish(left, row, column, bias, out, seed, first, width, rows, columns // 2, activation, rate, site)
+        column += columns // 2
+        _finish(right, row, column, bias, out, seed, first, width, rows, columns // 2, activation, rate, site)
 
 
 @triton.jit
@@ -164,7 +140,5 @@ def _finish(
     """Bias, activation and dropout of a tile, and its results where they belong."""
     at = column + tl.arange(0, columns)
     values += tl.load(bias + at, mask=at < width, other=0.0).to(tl.float32)[None, :]
-    if activation != "none":
-        place = (first + row + tl.arange(0, rows)).to(tl.int64)[:, None] * width + at[None, :]
-        values = keep(activated(values, activation), seed, place, site, rate)
-    out.store([row, column], values.to(out.dtype))
+    place = (first + row + tl.arange(0, rows)).to(tl.int64)[:, None] * width + at[None, :]
+    out.store([row, column], keep(activated(values, activation), seed, place, site, rate).to(out.dtype))
