@@ -183,14 +183,10 @@ def test_traces_are_kept_where_something_learns(kept_traces: list[bool]) -> None
     scan(fused, elements)
     scan(fused, elements.detach())
     scan(fused, elements, checkpoint=True)
-    with torch.no_grad():
-        assert scan(fused, elements).prefixes.grad_fn is None
-    with torch.inference_mode():
-        scan(fused, elements)
     for weight in weights_of(operator).values():
         weight.requires_grad_(False)
     scan(fused, elements.detach())
-    assert kept_traces == [True, True, False, False, False, False]
+    assert kept_traces == [True, True, False, False]
 
 
 @every_kind

@@ -27,8 +27,8 @@ def written_in_room(fused: FusedOperator, elements: Tensor) -> tuple[Tensor, Ten
     """The same elements where a scan has room behind them, to be differentiated; and all of that room."""
     written = fused.room(elements.shape[0] * elements.shape[1], elements)
     assert fused._room is not None
-    fused._room.fill_(float("nan"))
-    return written.view(elements.shape).copy_(elements.detach()).requires_grad_(), fused._room
+    states = fused._room.states.fill_(float("nan"))
+    return written.view(elements.shape).copy_(elements.detach()).requires_grad_(), states
 
 
 @every_kind

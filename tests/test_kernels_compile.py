@@ -119,11 +119,12 @@ def launch_everything(width: int) -> None:
     pairs.add_pair_gradients(states, some, some, pair, **dropout)
     activation.activate(gates, gates, **hidden)
     activation.activate_backward(gates, gates, sums, **hidden)
-    gate.gate(gates, states, some, some, vector, vector, 1e-5, results)
+    for to in (None, some):
+        gate.gate(gates, states, some, some, vector, vector, 1e-5, results, to)
+        norm.residual_normed(results, results, vector, vector, results, to, eps=1e-5, **dropout)
     gate.gate_backward(results, gates, states, some, some, vector, 1e-5, states, sums)
     norm.fill_normed(results, vector, vector, results, results, eps=1e-5, silu=True)
     norm.normed_backward(results, results, vector, vector, results, results, results, sums, eps=1e-5, silu=True)
-    norm.residual_normed(results, results, vector, vector, results, eps=1e-5, **dropout)
     norm.residual_normed_backward(results, results, results, vector, sums, eps=1e-5, **dropout)
     double = torch.empty(2 * width)
     weigh.weigh(pair, pair, double, double, pair, eps=1e-5)
@@ -141,13 +142,15 @@ def launch_everything(width: int) -> None:
     cross_entropy.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
 
     weight, square = torch.empty(4 * width, 2 * width, dtype=low), torch.empty(4 * width, 4 * width, dtype=low)
-    linear.linear_activated(pair, weight, bias, gates, **hidden)
+    apart = states.as_strided((rows, 2, width), (2 * width, width * rows, 1))
+    for operands in (pair, apart):
+        linear.linear_activated(operands, weight, bias, gates, **hidden)
     for count in (1, rows):
-        operands = states[:count], states[:count]
-        few_rows.linear(operands, weight, bias, gates[:count], activation="silu")
+        both = states[:count], states[:count]
+        few_rows.linear(both, weight, bias, gates[:count], activation="silu")
         few_rows.linear([pair[:count]], weight, bias, gates[:count], activation="silu")
         mixed = torch.empty(count, width)
-        few_rows.mix(gates[:count], square, bias, *operands, mixed)
+        few_rows.mix(gates[:count], square, bias, *both, mixed)
         few_rows.settle(mixed, few_rows.Norm(vector, vector, 1e-5), results[:count])
 
 

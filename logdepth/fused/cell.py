@@ -2,13 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 Kept = TypeVar("Kept", bound=tuple[Tensor, ...])
 Spare = TypeVar("Spare", bound=tuple[Tensor, ...])
 Sums = TypeVar("Sums")
+
+
+class Spacing(NamedTuple):
+    """Of operands at equal distances."""
+
+    first: int
+    """The row of the first left one."""
+    apart: int
+    """From each left one to its right one."""
+    step: int
+    """From each left one to the next."""
 
 
 class Operands(NamedTuple):
@@ -21,13 +32,20 @@ class Operands(NamedTuple):
     right: Tensor
     first: int
     """Numbers the first of the merges among all of a scan."""
-    side_by_side: int | None = None
-    """The row of the first left operand where all operands lie in order, each left one before its right one."""
+    spacing: Spacing | None = None
+    """Where they lie at equal distances."""
 
     def as_they_lie(self) -> Tensor | None:
+        """The pairs `[merges, 2, width]`, where they lie at equal distances."""
+        if self.spacing is None:
+            return None
+        (first, apart, step), width = self.spacing, self.states.shape[1]
+        return self.states[first:].as_strided((len(self.left), 2, width), (step * width, apart * width, 1))
+
+    def side_by_side(self) -> Tensor | None:
         """The pairs `[merges, 2 · width]`, where no copy is needed for them."""
-        count, start = len(self.left), self.side_by_side
-        return None if start is None else self.states[start : start + 2 * count].view(count, -1)
+        pairs = self.as_they_lie()
+        return pairs.view(len(pairs), -1) if pairs is not None and pairs.is_contiguous() else None
 
 
 class Cell(ABC, Generic[Kept, Spare, Sums]):
@@ -36,6 +54,9 @@ class Cell(ABC, Generic[Kept, Spare, Sums]):
     Each merge has a row in every tensor of Kept: what the forward pass leaves for the backward pass, which makes
     gradients of it. And in every tensor of Spare: what the backward pass makes besides.
     """
+
+    in_place: ClassVar[bool] = False
+    """Whether results can take the places of operands."""
 
     @classmethod
     @abstractmethod
@@ -68,10 +89,11 @@ class Cell(ABC, Generic[Kept, Spare, Sums]):
         """What gradients of the weights are added up in."""
 
     @abstractmethod
-    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor, to: Tensor | None = None) -> None:
         """Fills `kept`, where there is to be a backward pass, and `merged`.
 
-        `merged` may have fewer rows than there are merges: the results of the first ones.
+        `merged` may have fewer rows than there are merges: the results of the first ones. Where `to` is given, it names
+        the row of each result, or −1 for none: these may be those of right operands.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from logdepth.fused.cell import Cell, Operands
-from logdepth.fused.products import linear_and_activation, linear_and_slope
+from logdepth.fused.products import linear_and_activation, linear_and_slope, readable
 from logdepth.fused.weights import GRCWeights, Totals
 from logdepth.kernels.activation import Activation, slope_programs
 from logdepth.kernels.column_sums import column_sums
@@ -52,6 +52,8 @@ class Sums(NamedTuple):
 
 
 class GRCCell(Cell[Kept, Spare, Sums]):
+    in_place = True
+
     def __init__(self, settings: GRCSettings, weights: Sequence[Tensor], seed: Tensor) -> None:
         self.settings, self.weights, self.seed = settings, GRCWeights(*weights), seed
 
@@ -80,10 +82,10 @@ class GRCCell(Cell[Kept, Spare, Sums]):
         before = torch.zeros(slope_programs(MANY, 4 * width), 4 * width, device=device)
         return Sums(gates, before, Totals())
 
-    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor, to: Tensor | None = None) -> None:
         settings, weights, states = self.settings, self.weights, at.states
         count, width = len(at.left), states.shape[1]
-        pairs = None if kept is not None or settings.dropout else at.as_they_lie()
+        pairs = None if kept is not None or settings.dropout else readable(at, weights.hidden)
         if pairs is None:
             pairs = states.new_empty(count, 2 * width) if kept is None else kept.pairs
             gather_pairs(states, at.left, at.right, pairs, first=at.first, rate=settings.dropout, seed=self.seed)
@@ -95,9 +97,9 @@ class GRCCell(Cell[Kept, Spare, Sums]):
         )  # fmt: skip
         gates = states.new_empty(count, 4 * width) if kept is None else kept.gates
         torch.addmm(weights.gates_bias, hidden, weights.gates.t(), out=gates)
-        if some := len(merged):
+        if some := count if to is not None else len(merged):
             left, right = at.left[:some], at.right[:some]
-            gate(gates[:some], states, left, right, weights.scale, weights.shift, settings.eps, merged)
+            gate(gates[:some], states, left, right, weights.scale, weights.shift, settings.eps, merged, to)
 
     def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
         settings, weights = self.settings, self.weights

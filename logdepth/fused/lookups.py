@@ -31,14 +31,18 @@ class Lookups:
 
     def rows(self, table: Tensor, room_for: RoomFor) -> Tensor:
         """The row of each token, `[tokens, width]`."""
-        return _Rows.apply(self, room_for, table)  # type: ignore[no-any-return, no-untyped-call]
+        return _Rows.apply(self, self._room(room_for, table), table)  # type: ignore[no-any-return, no-untyped-call]
 
     def leaves(self, table: Tensor, norm: nn.LayerNorm | None, dropout: nn.Dropout, room_for: RoomFor) -> Tensor:
         """h + dropout(LN(h)) for the row h of each token, `[tokens, width]`; without a norm, h."""
         if norm is None:
             return self.rows(table, room_for)
-        arguments = (self, room_for, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
+        arguments = (self, self._room(room_for, table), norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
         return _Leaves.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _room(self, room_for: RoomFor, table: Tensor) -> tuple[Tensor]:
+        """Asked for where it is known whether anything learns, which inside a Function it is not; no input of that."""
+        return (room_for(len(self.tokens), table),)
 
     def added(self, x: Tensor, table: Tensor, factor: float) -> Tensor:
         """x + factor · (the row of each token); `x` `[tokens, width]` is overwritten."""
@@ -47,9 +51,9 @@ class Lookups:
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, lookups: Lookups, room_for: RoomFor, table: Tensor) -> Tensor:
+    def forward(ctx: Any, lookups: Lookups, room: tuple[Tensor], table: Tensor) -> Tensor:
         ctx.lookups, ctx.dtype = lookups, table.dtype
-        out = room_for(len(lookups.tokens), table)
+        (out,) = room
         look_up(table, lookups.tokens, out)
         return out
 
@@ -64,7 +68,7 @@ class _Leaves(torch.autograd.Function):
     def forward(
         ctx: Any,
         lookups: Lookups,
-        room_for: RoomFor,
+        room: tuple[Tensor],
         eps: float,
         rate: float,
         table: Tensor,
@@ -72,7 +76,7 @@ class _Leaves(torch.autograd.Function):
         shift: Tensor,
     ) -> Tensor:
         seed = draw_seed(table.device) if rate > 0 else lookups.tokens  # nobody reads it where nothing is dropped
-        out = room_for(len(lookups.tokens), table)
+        (out,) = room
         leaves(table, lookups.tokens, scale, shift, out, eps=eps, rate=rate, seed=seed)
         ctx.lookups, ctx.eps, ctx.rate = lookups, eps, rate
         ctx.save_for_backward(table, scale, seed)

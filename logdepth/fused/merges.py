@@ -3,6 +3,7 @@
 inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from logdepth.fused.cell import Cell, Operands
+from logdepth.fused.in_place import PlacedCall
 from logdepth.fused.products import linear_and_activation, linear_and_slope
 from logdepth.fused.program import Call, Program
 from logdepth.fused.weights import NetWeights, Totals
@@ -79,6 +81,18 @@ class Merges:
                 self._refine(rows, rows.net_before if traces is None else torch.empty_like(rows.net_before))
                 self._add(rows, call.first, results)
 
+    def forward_in_place(self, calls: Sequence[PlacedCall], *, up: bool) -> None:
+        """One sweep of a program in place; there is no backward pass of it, nor dropout."""
+        for call in calls:
+            at = Operands(self.states, call.left, call.right, 0, call.spacing)
+            if self.net is not None and (up or self.net.settings.on_folds):
+                rows = self._net_room(len(call.left))
+                self.cell.forward(None, at, rows.inner)
+                self._refine(rows, rows.net_before)
+                self._add(rows, 0, self.states, call.to)
+            else:
+                self.cell.forward(None, at, self.states, call.to)
+
     def backward(self, grads: Tensor, traces: Traces | None) -> tuple[Tensor | None, ...]:
         """Adds to `grads`, the gradients of all states, those of the inputs; returns those of the operator and the net.
 
@@ -139,11 +153,11 @@ class Merges:
         )  # fmt: skip
         torch.addmm(weights.out_bias, net_hidden, weights.out.t(), out=rows.added)
 
-    def _add(self, rows: Traces, first: int, results: Tensor) -> None:
+    def _add(self, rows: Traces, first: int, results: Tensor, to: Tensor | None = None) -> None:
         assert self.net is not None
         settings, weights = self.net
         residual_normed(
-            rows.inner, rows.added, weights.scale, weights.shift, results,
+            rows.inner, rows.added, weights.scale, weights.shift, results, to,
             eps=settings.eps, first=first, rate=settings.dropout, seed=self.seed,
         )  # fmt: skip
 
@@ -161,7 +175,7 @@ class Merges:
         return Traces(None, inner, net_before, added)
 
     def _operands(self, call: Call) -> Operands:
-        return Operands(self.states, call.left, call.right, call.first, call.side_by_side)
+        return Operands(self.states, call.left, call.right, call.first, call.spacing)
 
     def _results(self, states: Tensor, call: Call) -> Tensor:
         return states[call.result : call.result + call.num_merges]

@@ -96,10 +96,11 @@ class MLPLDRUCell(Cell[Kept, Spare, Sums]):
             totals=Totals(),
         )
 
-    def forward(self, kept: Kept | None, at: Operands, merged: Tensor) -> None:
+    def forward(self, kept: Kept | None, at: Operands, merged: Tensor, to: Tensor | None = None) -> None:
+        assert to is None
         weights, states = self.weights, at.states
         count, width = len(at.left), states.shape[1]
-        pairs = None if kept is not None else at.as_they_lie()
+        pairs = None if kept is not None else at.side_by_side()
         if pairs is None:
             pairs = states.new_empty(count, 2 * width) if kept is None else kept.pairs
             gather_pairs(states, at.left, at.right, pairs, **self.undropped)

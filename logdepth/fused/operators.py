@@ -10,6 +10,7 @@ from logdepth.fused.as_built import why_changed
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
 from logdepth.fused.grc_cell import GRCCell
+from logdepth.fused.in_place import InPlace, in_place_of
 from logdepth.fused.merges import Merges, Net, NetSettings
 from logdepth.fused.mlp_ldru_cell import MLPLDRUCell
 from logdepth.fused.once import by_kernels
@@ -30,6 +31,15 @@ ROOM = 3
 _TOO_PRECISE = "fused kernels compute in float32 at most"
 CELLS: dict[type[nn.Module], type[Cell[Any, Any, Any]]] = {GRC: GRCCell, MLPLDRU: MLPLDRUCell}
 """Operators for which there are kernels, by their very type: what is made from it may compute something else."""
+
+
+class Room(NamedTuple):
+    """Memory that elements were written to the beginning of."""
+
+    states: Tensor
+    num_elements: int
+    in_place: bool
+    """Whether it is for a scan that overwrites them; else there is more behind them."""
 
 
 class Settings(NamedTuple):
@@ -95,13 +105,16 @@ class FusedOperator(OwnSweep):
         self.width = self.operator.width
         self.casts = casts
         """Copies of the weights in the dtype of the products, where they are at hand."""
-        self._room: Tensor | None = None
+        self._room: Room | None = None
 
     def room(self, num_elements: int, like: Tensor) -> Tensor:
         """Memory for elements, of the dtype of `like`. The next scan, if it is of all of them, does not copy them; so
-        they must stay as they are until its backward pass is done."""
-        self._room = like.new_empty(ROOM * num_elements, self.width)
-        return self._room.data[:num_elements]  # for autograd, no view of what merges will write behind them
+        they must stay as they are until its backward pass is done. Where gradients are off, its answers take their
+        place."""
+        in_place = self._in_place(self._drops())
+        states = like.new_empty((1 if in_place else ROOM) * num_elements, self.width)
+        self._room = Room(states, num_elements, in_place)
+        return states.data[:num_elements]  # for autograd, no view of what merges will write
 
     def sweep(
         self, plan: Plan, elements: Tensor, blocks: Tensor, prefixes: Tensor, edges: Tensor, checkpoint: bool
@@ -121,23 +134,34 @@ class FusedOperator(OwnSweep):
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
         room, self._room = self._room, None
+        placed = in_place_of(plan, program) if self._in_place(settings.drops) else None
+        if placed is not None:
+            with launched_where(elements):
+                return _swept_in_place(settings, program, placed, low, room, inputs[:4])
         with launched_where(elements):
             outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
                 settings, program, learns, low, room, *inputs
             )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
+    def _in_place(self, drops: bool) -> bool:
+        """Whether results may take the places of operands: where nothing is kept for a backward pass, nor dropped."""
+        return self.cell.in_place and not torch.is_grad_enabled() and not drops
+
+    def _drops(self) -> bool:
+        modules = (self.operator if self.post is None else self.post).modules()
+        return any(rate_of(one) > 0 for one in modules if isinstance(one, nn.Dropout))
+
     def _settings(self, elements: Tensor, num_of_cell: int, recompute: bool) -> Settings:
         post, net = self.post, None
         if post is not None:
             net = NetSettings(name_of(post.activation), post.norm.eps, rate_of(post.dropout), self.net_on_folds)
-        modules = (self.operator if post is None else post).modules()
         return Settings(
             cell=self.cell,
             of_cell=self.cell.settings_of(self.operator),
             num_of_cell=num_of_cell,
             net=net,
-            drops=any(rate_of(one) > 0 for one in modules if isinstance(one, nn.Dropout)),
+            drops=self._drops(),
             dtype=arithmetic_dtype(elements),
             recompute=recompute,
         )
@@ -158,7 +182,7 @@ class _FusedScan(torch.autograd.Function):
         program: Program,
         learns: bool,
         low: tuple[Tensor, ...],
-        room: Tensor | None,
+        room: Room | None,
         elements: Tensor,
         blocks: Tensor,
         prefixes: Tensor,
@@ -166,7 +190,7 @@ class _FusedScan(torch.autograd.Function):
         *_weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (elements, blocks, prefixes, edges)
-        states = _states(settings, program, room, inputs)
+        states = _states(settings, program, room, inputs, in_place=False)
         # Nobody reads it where nothing is dropped.
         seed = draw_seed(elements.device) if settings.drops else program.outputs
         merges = _merges(settings, program, low, states, seed)
@@ -207,24 +231,50 @@ class _FusedScan(torch.autograd.Function):
         return None, None, None, None, None, *input_grads, *weight_grads
 
 
-def _states(settings: Settings, program: Program, room: Tensor | None, inputs: Sequence[Tensor]) -> Tensor:
-    """Rows for all states, with the inputs in the first ones."""
-    elements, *others = inputs
-    if room is not None and _fits(room, elements, settings.dtype, program.num_states):
-        states, first = room[: program.num_states], len(elements)
+def _swept_in_place(
+    settings: Settings,
+    program: Program,
+    placed: InPlace,
+    low: tuple[Tensor, ...],
+    room: Room | None,
+    inputs: Sequence[Tensor],
+) -> Swept:
+    dtype = inputs[0].dtype
+    states = _states(settings, program, room, inputs, in_place=True)
+    merges = _merges(settings, program, low, states, seed=program.outputs)  # nobody reads it
+    merges.forward_in_place(placed.up, up=True)
+    blocks = _looked_up(states, placed.blocks, dtype)
+    merges.forward_in_place(placed.down, up=False)
+    prefixes = _looked_up(states, placed.prefixes, dtype)
+    if placed.outputs is None:
+        outputs = states[: len(program.outputs)].to(dtype)
     else:
-        states = elements.new_empty(program.num_states, elements.shape[1], dtype=settings.dtype)
+        outputs = _looked_up(states, placed.outputs, dtype)
+    return Swept(outputs, [blocks], [prefixes])
+
+
+def _states(
+    settings: Settings, program: Program, room: Room | None, inputs: Sequence[Tensor], *, in_place: bool
+) -> Tensor:
+    """Rows for all states, with the inputs in the first ones; `in_place`, for no more than these."""
+    elements, *others = inputs
+    num_states = program.num_inputs if in_place else program.num_states
+    if room is not None and room.in_place == in_place and _fits(room, elements, settings.dtype, num_states):
+        states, first = room.states[:num_states], len(elements)
+    else:
+        states = elements.new_empty(num_states, elements.shape[1], dtype=settings.dtype)
         others, first = list(inputs), 0
     if first < program.num_inputs:
         torch.cat([one.to(settings.dtype) for one in others], out=states[first : program.num_inputs])
     return states
 
 
-def _fits(room: Tensor, elements: Tensor, dtype: torch.dtype, num_states: int) -> bool:
+def _fits(room: Room, elements: Tensor, dtype: torch.dtype, num_states: int) -> bool:
     """Whether all that was written in `room` are these elements, and little of it would be left over."""
-    as_written = room.data_ptr() == elements.data_ptr() and len(room) == ROOM * len(elements)
-    like_states = room.dtype == elements.dtype == dtype and elements.is_contiguous()
-    return as_written and like_states and 3 * len(room) <= 4 * num_states <= 4 * len(room)
+    states = room.states
+    as_written = states.data_ptr() == elements.data_ptr() and len(elements) == room.num_elements
+    like_states = states.dtype == elements.dtype == dtype and elements.is_contiguous()
+    return as_written and like_states and 3 * len(states) <= 4 * num_states <= 4 * len(states)
 
 
 def _looked_up(states: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,9 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from logdepth.fused.cell import Operands
 from logdepth.kernels import few_rows
 from logdepth.kernels.activation import activate, activate_backward
 from logdepth.kernels.linear import fits, linear_activated
+
+
+def readable(operands: Operands, weight: Tensor) -> Tensor | None:
+    """Pairs of operands as `linear_and_activation` takes them without a copy, where nothing else is kept; or None."""
+    pairs = operands.as_they_lie()
+    return pairs if pairs is not None and fits(pairs, weight) else operands.side_by_side()
 
 
 def linear_and_activation(

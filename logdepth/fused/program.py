@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from logdepth.fused.cell import Spacing
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.sweep import sweep
@@ -28,8 +29,7 @@ class Call(NamedTuple):
     """The row of the first result; the others follow."""
     up: bool
     """Of the up-sweep."""
-    side_by_side: int | None
-    """The row of the first left operand where all operands lie in order, each left one before its right one."""
+    spacing: Spacing | None
 
 
 class Program(NamedTuple):
@@ -84,7 +84,7 @@ def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
                     len(left),
                     num_inputs + first,
                     up,
-                    _side_by_side(ordered_left, ordered_right),
+                    spacing_of(ordered_left, ordered_right),
                 )
             )
             results = torch.empty_like(left)
@@ -115,10 +115,13 @@ def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
     )
 
 
-def _side_by_side(left: Tensor, right: Tensor) -> int | None:
-    first = int(left[0])
-    even = first + 2 * torch.arange(len(left), device=left.device)
-    return first if torch.equal(left, even) and torch.equal(right, even + 1) else None
+def spacing_of(left: Tensor, right: Tensor) -> Spacing | None:
+    """Where the rows of operands are at equal distances, and each left one before its right one."""
+    first, apart = int(left[0]), int(right[0] - left[0])
+    step = int(left[1]) - first if len(left) > 1 else 2
+    even = first + step * torch.arange(len(left), device=left.device)
+    even_too = apart > 0 and step > 0 and torch.equal(left.long(), even) and torch.equal(right.long(), even + apart)
+    return Spacing(first, apart, step) if even_too else None
 
 
 def _groups(calls: list[Call]) -> tuple[tuple[Call, ...], ...]:

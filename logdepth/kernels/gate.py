@@ -13,13 +13,23 @@ from logdepth.kernels.launch import STAGES, block_of, num_programs, tile_warps
 
 
 def gate(
-    gates: Tensor, states: Tensor, left: Tensor, right: Tensor, scale: Tensor, shift: Tensor, eps: float, merged: Tensor
+    gates: Tensor,
+    states: Tensor,
+    left: Tensor,
+    right: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    merged: Tensor,
+    to: Tensor | None = None,
 ) -> None:
-    """Fills `merged`, which may be rows of `states` that are no operands."""
+    """Fills `merged`, which may be rows of `states` that no other merge reads; or those rows of it that `to` names,
+    where a result without one, at −1, is left out."""
     width = states.shape[1]
     _forward[(len(left),)](
-        gates, states, left, right, scale, shift, merged, eps, width, block_of(width), num_warps=tile_warps(width)
-    )
+        gates, states, left, right, scale, shift, merged, left if to is None else to, eps, width, block_of(width),
+        to is not None, num_warps=tile_warps(width),
+    )  # fmt: skip
 
 
 def gate_backward(
@@ -45,7 +55,9 @@ def gate_backward(
 
 
 @triton.jit
-def _forward(gates, states, left, right, scale, shift, merged, eps, width, block: tl.constexpr):
+def _forward(
+    gates, states, left, right, scale, shift, merged, to, eps, width, block: tl.constexpr, has_to: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -61,7 +73,8 @@ def _forward(gates, states, left, right, scale, shift, merged, eps, width, block
     deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
     by = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(merged + row * width + column, centred * deviation * by + plus, mask=inside)
+    at = tl.load(to + row).to(tl.int64) if has_to else row
+    tl.store(merged + at * width + column, centred * deviation * by + plus, mask=inside & (at >= 0))
 
 
 @triton.jit

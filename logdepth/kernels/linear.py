@@ -2,7 +2,8 @@
 
     out = dropout(act(W · x + b))
 
-A fixed number of programs share the tiles. Sums in float32; results in the dtype of x.
+Rows of x may be pairs that lie apart in one matrix of states, at equal distances. A fixed number of programs share the
+tiles. Sums in float32; results in the dtype of x.
 """
 
 from functools import cache
@@ -29,11 +30,13 @@ it."""
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether these products are made for operands like `x` `[rows, in]` and `weight` `[out, in]`."""
+    """Whether these products are made for operands like `x` `[rows, in]`, or pairs `[rows, 2, in / 2]`, and `weight`
+    `[out, in]`."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and len(x) >= FEWEST_ROWS
-        and all(size % DEPTH == 0 for size in weight.shape)
+        and all(size % DEPTH == 0 for size in (*weight.shape, x.shape[-1]))
+        and _row(x)[0] <= min(x.stride(0), 2**31 - 1)  # rows that do not overlap, counted in 32 bits
         and _copies_tiles(x.device)
     )
 
@@ -50,19 +53,25 @@ def linear_activated(
     seed: Tensor,
     site: int,
 ) -> None:
-    """Fills `out` `[rows, out]`; `first` numbers the first row among all of a pass."""
-    (num_rows, depth), width = x.shape, len(weight)
+    """Fills `out` `[rows, out]` from `x` `[rows, in]`, or pairs `[rows, 2, in / 2]` that need not lie side by side.
+
+    `first` numbers the first row among all of a pass.
+    """
+    num_rows, (width, depth) = len(x), weight.shape
+    extent, gap = _row(x)
     tiles = triton.cdiv(num_rows, ROWS) * triton.cdiv(width, COLUMNS)
     _product[(min(PROGRAMS * _multiprocessors(x.device), tiles),)](
-        TensorDescriptor.from_tensor(x, [ROWS, DEPTH]),
+        TensorDescriptor(x, [num_rows, extent], [x.stride(0), 1], [ROWS, DEPTH]),
         TensorDescriptor.from_tensor(weight, [COLUMNS, DEPTH]),
         bias,
         TensorDescriptor.from_tensor(out, [ROWS, COLUMNS // 2]),
         seed,
         first,
+        gap,
         num_rows,
         width,
         depth,
+        x.shape[-1],
         ROWS,
         COLUMNS,
         DEPTH,
@@ -75,6 +84,13 @@ def linear_activated(
     )
 
 
+def _row(x: Tensor) -> tuple[int, int]:
+    """From the first number of a row to behind its last one; and how much of that lies between the two of a pair."""
+    width = x.shape[-1]
+    gap = x.stride(1) - width if x.ndim == 3 else 0
+    return x.shape[1:].numel() + gap, gap
+
+
 @cache
 def _copies_tiles(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -85,7 +101,7 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@triton.jit(do_not_specialize=["first", "num_rows"])
+@triton.jit(do_not_specialize=["first", "gap", "num_rows"])
 def _product(
     x,
     weight,
@@ -93,9 +109,11 @@ def _product(
     out,
     seed,
     first,
+    gap,
     num_rows,
     width: tl.constexpr,
     depth: tl.constexpr,
+    part: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     step: tl.constexpr,
@@ -113,7 +131,7 @@ def _product(
         column = tile % (together * across) // height * columns
         total = tl.zeros((rows, columns), tl.float32)
         for k in range(0, depth, step):
-            total = tl.dot(x.load([row, k]), weight.load([column, k]).T, total)
+            total = tl.dot(x.load([row, k + k // part * gap]), weight.load([column, k]).T, total)
         # Results in halves: less memory for them is more for operands on their way.
         left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
         _finish(left, row, column, bias, out, seed, first, width, rows, columns // 2, activation, rate, site)

@@ -67,18 +67,21 @@ def residual_normed(
     scale: Tensor,
     shift: Tensor,
     out: Tensor,
+    to: Tensor | None = None,
     *,
     eps: float,
     first: int,
     rate: float,
     seed: Tensor,
 ) -> None:
-    """Fills `out` with LN(x + dropout(added)); `first` numbers the first row among all of a pass."""
+    """Fills `out` with LN(x + dropout(added)), or the rows of it that `to` names, where a row without one, at −1, is
+    left out; `first` numbers the first row among all of a pass."""
     num_rows, width = x.shape
     tile = tile_of(width)
     _residual[(triton.cdiv(num_rows, tile[0]),)](
-        x, added, scale, shift, out, seed, eps, first, num_rows, width, *tile, rate, SITE, num_warps=tile_warps(width)
-    )
+        x, added, scale, shift, out, x if to is None else to, seed, eps, first, num_rows, width, *tile, rate, SITE,
+        to is not None, num_warps=tile_warps(width),
+    )  # fmt: skip
 
 
 def residual_normed_backward(
@@ -216,6 +219,7 @@ def _residual(
     scale,
     shift,
     out,
+    to,
     seed,
     eps,
     first,
@@ -225,6 +229,7 @@ def _residual(
     block: tl.constexpr,
     rate: tl.constexpr,
     site: tl.constexpr,
+    has_to: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
     column = tl.arange(0, block)[None, :]
@@ -235,6 +240,10 @@ def _residual(
     unit, _ = unit_of(value + keep(more, seed, first * width + place, site, rate), inside, width, eps)
     by = tl.load(scale + column, mask=column < width, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
+    if has_to:
+        at = tl.load(to + row, mask=row < num_rows, other=-1).to(tl.int64)
+        inside = inside & (at >= 0)
+        place = at * width + column
     tl.store(out + place, unit * by + plus, mask=inside)
 
 

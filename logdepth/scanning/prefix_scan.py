@@ -142,7 +142,8 @@ def _table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
 
 
 def _answers(outputs: Rows, plan: Plan) -> Rows:
-    """The answers where the elements were, with zeros where there is padding. They never share memory with elements."""
+    """The answers where the elements were, with zeros where there is padding. They share no memory with elements,
+    but for those that were written where their operator has room for it."""
     if plan.valid is not None:
         padded = outputs.new_zeros(plan.num_elements, outputs.shape[-1])
         return padded.index_copy(0, plan.valid, outputs)
