@@ -23,10 +23,9 @@ PROGRAMS = 2
 """On a multiprocessor: one computes activations while the other multiplies."""
 TILES_TOGETHER = 8
 """Rows of tiles that are computed together, so that what they share stays in the cache."""
-FEWEST_ROWS = 8000
-"""Far below, there are too few tiles for all multiprocessors, and the library's own products are as fast. Not 8,192: in
-128 rows of 512 tokens a level of the down-sweep has 128 · 63 merges, since the first node of a row has nothing before
-it."""
+FEWEST_ROWS = 2000
+"""Far below, there are too few tiles for all multiprocessors, and the library's own products are as fast. Not 2,048: a
+level of the down-sweep lacks one merge a row, since the first node of a row has nothing before it."""
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
