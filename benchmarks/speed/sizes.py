@@ -44,6 +44,8 @@ class Sizes:
     """In one row, for our models alone."""
     training: tuple[tuple[int, int], ...]
     """Rows and tokens a row of training steps."""
+    training_between: tuple[tuple[int, int], ...]
+    """More of them, of the fastest of both sides alone: where they break even."""
     large_training: tuple[int, int]
     decoding: tuple[Decoding, ...]
     products: tuple[tuple[int, int, int], ...]
@@ -87,11 +89,14 @@ def full() -> Sizes:
         contexts=(2_976, 512, 65_536, 8_192),
         long_context=1_048_576,
         training=((32, 512), (4, 8_192)),
+        training_between=((8, 2_048), (4, 4_096)),
         large_training=(32, 512),
         decoding=(
             Decoding(batch=1, absorbed=65_536),
             Decoding(batch=256, absorbed=8_192),
             Decoding(batch=256, absorbed=8_192, spread=512),
+            Decoding(batch=1, absorbed=512),
+            Decoding(batch=256, absorbed=512),
         ),
         products=((8_192, 8_192, 8_192), (32_768, 1_024, 2_048), (32_768, 2_048, 2_048)),
         copied_bytes=2**32,
@@ -123,11 +128,13 @@ def smoke() -> Sizes:
         contexts=(11, 16, 128),
         long_context=256,
         training=((4, 16), (2, 32)),
+        training_between=((3, 24),),
         large_training=(2, 8),
         decoding=(
             Decoding(batch=1, absorbed=40),
             Decoding(batch=4, absorbed=24),
             Decoding(batch=4, absorbed=24, spread=5),
+            Decoding(batch=4, absorbed=8),
         ),
         products=((32, 32, 32), (64, 16, 32)),
         copied_bytes=2**16,

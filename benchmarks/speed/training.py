@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.speed.baselines import Function, fastest_attention, loss_functions
 from benchmarks.speed.bench import Bench, Piece, Result, in_short
 from benchmarks.speed.products import forward_products, run_of, total_flops
-from benchmarks.speed.sizes import LARGE
+from benchmarks.speed.sizes import LARGE, SINUSOIDAL_8
 from logdepth.models import ScanLM, ScanLMConfig, Transformer
 
 LEARNING_RATE, CLIP = 1e-4, 1.0
@@ -27,6 +27,10 @@ def measure(bench: Bench) -> Iterator[Piece]:
     for name in sizes.theirs:
         for batch, context in sizes.training:
             yield partial(_measure_theirs, bench, name, batch, context)
+    for batch, context in sizes.training_between:
+        for name, config in sizes.ours.items():
+            yield partial(_measure_ours, bench, name, config, sizes.vocab_size, batch, context, both=False)
+        yield partial(_measure_theirs, bench, SINUSOIDAL_8, batch, context)
 
 
 def measure_large(bench: Bench) -> Iterator[Piece]:
@@ -35,8 +39,11 @@ def measure_large(bench: Bench) -> Iterator[Piece]:
     )
 
 
-def _measure_ours(bench: Bench, name: str, config: ScanLMConfig, vocab_size: int, batch: int, context: int) -> None:
-    for recompute in (False, True):
+def _measure_ours(
+    bench: Bench, name: str, config: ScanLMConfig, vocab_size: int, batch: int, context: int, *, both: bool = True
+) -> None:
+    """`both`: also where merges are computed again in the backward pass."""
+    for recompute in (False, True) if both else (False,):
         work = partial(_ours, bench, replace(config, recompute=recompute), vocab_size, batch, context)
         bench.attempt(work, model=name, batch=batch, context=context, tokens=batch * context, recompute=recompute)
 

@@ -98,7 +98,6 @@ def _nanoseconds(one: Result, milliseconds: float) -> float:
 @house_style()
 def draw_training(report: Report) -> "Figure":
     """The faster loss of each Transformer."""
-    figure, (times, memory) = new_figure(10, 4.6, columns=2)
     found = results(report, "training")
     best: list[Result] = []
     for batch, context in sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: shape[1]):
@@ -106,6 +105,7 @@ def draw_training(report: Report) -> "Figure":
             for recompute in (False, True) if model in OURS else (None,):
                 facts = {"model": model, "batch": batch, "context": context, "recompute": recompute}
                 best += filter(None, [bars.fastest(bars.fitting(found, **facts))])
+    figure, (times, memory) = new_figure(10, 1.0 + 0.26 * len(best), columns=2)
     names = [f"{one['batch']}×{one['context']:,}, {variant({**one, 'loss': None})}" for one in best]
     colours = [STYLES[one["model"]][0] for one in best]
     _bars(times, names, [one["milliseconds"] for one in best], colours, "milliseconds a training step")
@@ -115,8 +115,8 @@ def draw_training(report: Report) -> "Figure":
 
 @house_style()
 def draw_decoding(report: Report) -> "Figure":
-    figure, (speed, state) = new_figure(10, 3.6, columns=2)
-    found = sorted(results(report, "decoding"), key=lambda one: one["batch"])
+    found = sorted(results(report, "decoding"), key=lambda one: (one["batch"], one["absorbed"]))
+    figure, (speed, state) = new_figure(10, 1.0 + 0.33 * len(found), columns=2)
     names = [f"batch {one['batch']} after {places_of(one)}, {one['model']}" for one in found]
     colours = [STYLES[one["model"]][0] for one in found]
     _dots(speed, names, [one["tokens_per_second"] for one in found], colours, "tokens a second")

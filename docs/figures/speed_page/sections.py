@@ -82,7 +82,7 @@ def training(report: Report) -> str:
 def training_floor(report: Report) -> str:
     everything = measured(report)
     rows = []
-    for one in results(report, "training"):
+    for one in sorted(results(report, "training"), key=lambda one: one["context"]):
         if "products_as_run" in one:
             floors = [bars.floor_milliseconds(everything, one[f"flops_{kind}"]) for kind in bars.FLOORS]
             alone = [one[f"products_{kind}"]["milliseconds"] for kind in bars.FLOORS]
@@ -120,7 +120,7 @@ def decoding(report: Report) -> str:
             number(one["tokens_per_second"]),
             number(one["state_bytes"]),
         ]
-        for one in sorted(results(report, "decoding"), key=lambda one: one["batch"])
+        for one in sorted(results(report, "decoding"), key=lambda one: (one["batch"], one["absorbed"]))
     ]
     return table(("", "batch", "tokens before", "µs a step", "tokens/s", "bytes of state"), rows)
 
