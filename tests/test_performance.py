@@ -27,7 +27,7 @@ from logdepth.models.attention import causal_attention
 from tests.small_models import enlarge
 
 ROOT = Path(__file__).parent.parent
-SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 20, "large": 2, "decoding": 7, "startup": 1}
+SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 24, "large": 2, "decoding": 10, "startup": 1}
 
 
 @pytest.fixture(scope="module")
