@@ -100,16 +100,19 @@ def draw_training(report: Report) -> "Figure":
     """The faster loss of each Transformer."""
     found = results(report, "training")
     best: list[Result] = []
-    for batch, context in sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: shape[1]):
+    places: list[float] = []
+    shapes = sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: shape[1])
+    for number_of_shape, (batch, context) in enumerate(shapes):
         for model in (*OURS, *THEIRS):
             for recompute in (False, True) if model in OURS else (None,):
                 facts = {"model": model, "batch": batch, "context": context, "recompute": recompute}
                 best += filter(None, [bars.fastest(bars.fitting(found, **facts))])
+        places += [place + 0.7 * number_of_shape for place in range(len(places), len(best))]  # each shape by itself
     figure, (times, memory) = new_figure(10, 1.0 + 0.26 * len(best), columns=2)
     names = [f"{one['batch']}×{one['context']:,}, {variant({**one, 'loss': None})}" for one in best]
     colours = [STYLES[one["model"]][0] for one in best]
-    _bars(times, names, [one["milliseconds"] for one in best], colours, "milliseconds a training step")
-    _bars(memory, [""] * len(best), [mebibytes(one) or 0 for one in best], colours, "MiB at the peak")
+    _bars(times, places, names, [one["milliseconds"] for one in best], colours, "milliseconds a training step")
+    _bars(memory, places, [""] * len(best), [mebibytes(one) or 0 for one in best], colours, "MiB at the peak")
     return figure
 
 
@@ -143,13 +146,15 @@ def shortened(value: float) -> str:
     return number(value)
 
 
-def _bars(axes: "Axes", names: list[str], values: list[float], colours: list[str], label: str) -> None:
-    axes.barh(range(len(values)), values, color=colours)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+def _bars(
+    axes: "Axes", places: list[float], names: list[str], values: list[float], colours: list[str], label: str
+) -> None:
+    axes.barh(places, values, color=colours)
+    axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(label)
-    for place, value in enumerate(values):
+    for place, value in zip(places, values, strict=True):
         axes.annotate(f" {number(value)}", (value, place), va="center", fontsize=7.5, color=INK)
-    axes.margins(x=0.18)
+    axes.margins(x=0.18, y=0.02)
     axes.spines["left"].set_color(FAINT)
