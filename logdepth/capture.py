@@ -20,6 +20,9 @@ REMEMBERED_KEYS = 1024
 _kept: list[list[object]] = []
 """What the captures under way, the innermost last, want alive: the backward pass of one runs in a thread of its own."""
 
+_for_replays: list[bool] = [False]
+"""Whether what runs now is to be replayed; the innermost call last."""
+
 _failed: list[object] = []
 """Graphs whose capture failed: parts of torch may still point to them."""
 
@@ -31,6 +34,14 @@ def keep(thing: object) -> None:
     """
     if _kept:
         _kept[-1].append(thing)
+
+
+def for_replays() -> bool:
+    """Whether what runs now will be replayed again and again: a capture, or the last run of its kind before it.
+
+    For what takes longer to work out than it saves in one run.
+    """
+    return _for_replays[-1]
 
 
 class CaptureError(RuntimeError):
@@ -119,8 +130,10 @@ class Captured:
                 self._say_once(f"calls of more than {self.max_graphs} shapes or settings; the new ones run without one")
                 return _results(run(*tensors))
             recorder = self._recorder = self._recorder or recorder_on(device)
-            if self._calls.get(key, 0) < self.warmups:
-                outputs = recorder.warm_up(partial(run, *tensors))
+            before = self._calls.get(key, 0)
+            if before < self.warmups:
+                with _to_be_replayed(before == self.warmups - 1):
+                    outputs = recorder.warm_up(partial(run, *tensors))
                 self._count(key)  # a call that failed has set up nothing for sure
                 return _results(outputs)
             self._calls.pop(key)
@@ -143,7 +156,7 @@ class Captured:
 
     def _record(self, recorder: Recorder, run: Callable[..., Outputs], tensors: tuple[Tensor, ...]) -> Recording | None:
         inputs = tuple(one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
-        with _keeping() as kept:
+        with _keeping() as kept, _to_be_replayed(True):
             try:
                 graph, outputs = recorder.record(lambda: _apart_from(inputs, _results(run(*inputs))))
             except CaptureError as error:
@@ -297,6 +310,15 @@ def _keeping() -> Iterator[list[object]]:
         yield kept
     finally:
         _kept.pop()
+
+
+@contextlib.contextmanager
+def _to_be_replayed(truly: bool) -> Iterator[None]:
+    _for_replays.append(truly)
+    try:
+        yield
+    finally:
+        _for_replays.pop()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth import capture
-from logdepth.capture import Captured, keep
+from logdepth.capture import Captured, for_replays, keep
 from tests.fake_graphs import FakeRecorder, fake_recorder  # noqa: F401 (a fixture)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -33,6 +33,30 @@ def test_a_kind_of_call_runs_twice_and_is_then_replayed(recorder: FakeRecorder) 
         assert recorder.warmups == min(number + 1, 2)
         assert len(recorder.graphs) == (number >= 2)
     assert recorder.graphs[0].replays == 4  # the call that was captured is replayed too: a capture computes nothing
+
+
+def test_what_runs_knows_whether_it_will_be_replayed(recorder: FakeRecorder) -> None:
+    told: list[bool] = []
+
+    def telling(numbers: Tensor) -> Tensor:
+        told.append(for_replays())
+        if numbers.isnan().any():
+            raise ValueError("not a number")
+        return numbers + 1
+
+    function = Captured(telling, warmups=3, max_graphs=1, say=lambda _: None)
+    for _ in range(3):
+        function(torch.zeros(2))
+    with pytest.raises(ValueError, match="not a number"):
+        Captured(telling, warmups=1)(torch.tensor([float("nan")]))
+    assert not for_replays()
+    assert told == [False, False, True, True]
+    function(torch.zeros(2))
+    assert told[4]
+    told.clear()
+    function(torch.zeros(3))  # one kind too many
+    Captured(telling)(torch.zeros(2))
+    assert told == [False, False]
 
 
 def test_results_are_overwritten_unless_they_are_clones(recorder: FakeRecorder) -> None:

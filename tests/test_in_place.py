@@ -8,7 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from logdepth import ScanState, scan
+from logdepth import ScanState, reduce, scan
+from logdepth.capture import Captured, for_replays
 from logdepth.fused import FusedOperator, in_place, operators, products
 from logdepth.fused.in_place import InPlace
 from logdepth.fused.program import Program, program_of
@@ -18,11 +19,20 @@ from tests.fused_models import (
     DEVICE,
     elements_of,
     few_programs,  # noqa: F401
+    on_gpu,
     operator_of,
     reproducible_products,  # noqa: F401
     state_of,
 )
 from tests.test_kernels_products import small_tiles  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def always_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans in place although they are small, and nothing is replayed."""
+    monkeypatch.setattr(operators, "for_replays", lambda: True)
+    monkeypatch.setattr(operators, "fits_states", lambda *_: True)
+
 
 grc_kinds = pytest.mark.parametrize("kind", ["alone", "up", "every"])
 
@@ -78,14 +88,67 @@ def test_rows_of_their_own_lengths(lengths: list[int], found: list[InPlace | Non
     assert found[0] is not None
 
 
-def test_elements_in_room_become_the_answers() -> None:
+def test_packed_rows(found: list[InPlace | None]) -> None:
+    assert_scans_alike(operator_of("up"), elements_of(23), cu_seqlens=[0, 9, 9, 22, 23])
+    assert found[0] is not None
+
+
+@torch.no_grad()
+def test_the_last_prefixes_alone(found: list[InPlace | None]) -> None:
+    operator, elements = operator_of("every"), elements_of(3, 13)
+    torch.testing.assert_close(
+        reduce(FusedOperator(operator), elements), reduce(operator, elements), rtol=1e-4, atol=1e-4
+    )
+    assert found[0] is not None
+
+
+@torch.no_grad()
+def test_elements_of_another_dtype_than_the_products(found: list[InPlace | None]) -> None:
+    operator, elements = operator_of("up"), elements_of(2, 13)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        fast = scan(FusedOperator(operator), elements)
+    assert found[0] is not None
+    assert fast.prefixes.dtype == torch.float32
+    torch.testing.assert_close(fast.prefixes, scan(operator, elements).prefixes, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_elements_in_room_become_the_answers(mode: Any) -> None:
     operator, elements = operator_of("up"), elements_of(2, 13)
     fused = FusedOperator(operator)
-    with torch.no_grad():
+    with mode():
         written = fused.room(26, elements).view(elements.shape).copy_(elements)
         prefixes = scan(fused, written).prefixes
         torch.testing.assert_close(prefixes, scan(operator, elements).prefixes, rtol=1e-4, atol=1e-4)
     assert prefixes.data_ptr() == written.data_ptr()
+
+
+def test_autograd_knows_that_elements_were_overwritten() -> None:
+    fused, factors = FusedOperator(operator_of("alone")), torch.ones(2, 3, 8, device=DEVICE, requires_grad=True)
+    with torch.no_grad():
+        written = fused.room(6, factors).view(factors.shape).copy_(elements_of(2, 3))
+    product = (factors * written).sum()
+    with torch.no_grad():
+        scan(fused, written)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_room_does_not_outlive_a_sweep_that_fails() -> None:
+    fused, elements = FusedOperator(operator_of("alone")), elements_of(2, 3).detach()
+    with torch.no_grad():
+        written = fused.room(6, elements).view(elements.shape).copy_(elements)
+        with pytest.raises(TypeError, match=r"elements are torch\.float64"):
+            scan(fused, elements.double())
+        scan(fused, written)
+    assert torch.equal(written, elements)
+
+
+@torch.no_grad()
+def test_answers_keep_nothing_else_alive() -> None:
+    operator = operator_of("up")
+    prefixes = scan(FusedOperator(operator), elements_of(2, 1), state_of(operator, [7, 7])).prefixes
+    assert prefixes.untyped_storage().nbytes() == prefixes.nbytes
 
 
 def test_room_is_for_all_that_was_written_and_for_one_kind_of_scan() -> None:
@@ -153,6 +216,8 @@ def test_few_pairs_are_left_out_of_many_merges() -> None:
     assert in_place._evenly_spaced(left, left + 1, DEVICE).spacing is None  # too few merges
     many = (16 * torch.arange(linear.FEWEST_ROWS)[:, None] + torch.arange(1, 15, 2)).flatten()  # one of eight
     assert in_place._evenly_spaced(many, many + 1, DEVICE).spacing is None
+    enough = (64 * torch.arange(linear.FEWEST_ROWS)[:, None] + torch.arange(1, 63, 2)).flatten()  # one of 32
+    assert in_place._evenly_spaced(enough, enough + 1, DEVICE).spacing == (1, 1, 2)
     most = (128 * torch.arange(linear.FEWEST_ROWS)[:, None] + torch.arange(1, 127, 2)).flatten()  # one of 64
     placed = in_place._evenly_spaced(most, most + 1, DEVICE)
     assert placed.spacing == (1, 1, 2)
@@ -229,3 +294,46 @@ def test_not_where_something_is_kept_or_dropped_or_cannot(case: str, found: list
     with torch.set_grad_enabled(case == "gradients"):
         scan(FusedOperator(operator), elements_of(2, 5))
     assert not found
+
+
+@torch.no_grad()
+def test_not_where_it_does_not_pay(found: list[InPlace | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, elements = FusedOperator(operator_of("up")), elements_of(2, 5)
+    asked: list[Any] = []
+    monkeypatch.setattr(operators, "fits_states", lambda *about: asked.append(about))
+    scan(fused, elements)
+    assert asked == [(5, 8, torch.float32, elements.device)]
+    monkeypatch.setattr(operators, "fits_states", lambda *_: True)
+    monkeypatch.setattr(operators, "for_replays", lambda: False)
+    scan(fused, elements)
+    assert not found
+
+
+@on_gpu
+@torch.no_grad()
+def test_captured_scans_are_in_place_from_the_last_warm_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "for_replays", for_replays)
+    fused, elements = FusedOperator(operator_of("up")), elements_of(4, 16)
+    captured = Captured(lambda given: scan(fused, given).prefixes, say=pytest.fail)
+    expected = scan(fused, elements).prefixes
+    PLANS.clear()
+    in_place_by_now = []
+    for _ in range(4):
+        torch.testing.assert_close(captured(elements), expected, rtol=1e-4, atol=1e-4)
+        (plan,) = PLANS._plans.values()
+        in_place_by_now.append(plan.derived.get("in place") is not None)
+    assert in_place_by_now == [False, True, True, True]
+
+
+@on_gpu
+@torch.no_grad()
+def test_nothing_is_worked_out_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, elements = FusedOperator(operator_of("up")), elements_of(4, 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "for_replays", lambda: False)
+        expected = scan(fused, elements).prefixes  # its plan is there, but none in place
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prefixes = scan(fused, elements).prefixes
+    graph.replay()
+    torch.testing.assert_close(prefixes, expected, rtol=1e-4, atol=1e-4)

@@ -45,7 +45,7 @@ class Sizes:
     training: tuple[tuple[int, int], ...]
     """Rows and tokens a row of training steps."""
     training_between: tuple[tuple[int, int], ...]
-    """More of them, of the fastest of both sides alone: where they break even."""
+    """More of them, of ours and the fastest Transformer alone: where they break even."""
     large_training: tuple[int, int]
     decoding: tuple[Decoding, ...]
     products: tuple[tuple[int, int, int], ...]

@@ -29,7 +29,7 @@ def measure(bench: Bench) -> Iterator[Piece]:
             yield partial(_measure_theirs, bench, name, batch, context)
     for batch, context in sizes.training_between:
         for name, config in sizes.ours.items():
-            yield partial(_measure_ours, bench, name, config, sizes.vocab_size, batch, context, both=False)
+            yield partial(_measure_ours, bench, name, config, sizes.vocab_size, batch, context, recomputed_too=False)
         yield partial(_measure_theirs, bench, SINUSOIDAL_8, batch, context)
 
 
@@ -40,10 +40,17 @@ def measure_large(bench: Bench) -> Iterator[Piece]:
 
 
 def _measure_ours(
-    bench: Bench, name: str, config: ScanLMConfig, vocab_size: int, batch: int, context: int, *, both: bool = True
+    bench: Bench,
+    name: str,
+    config: ScanLMConfig,
+    vocab_size: int,
+    batch: int,
+    context: int,
+    *,
+    recomputed_too: bool = True,
 ) -> None:
-    """`both`: also where merges are computed again in the backward pass."""
-    for recompute in (False, True) if both else (False,):
+    """`recomputed_too`: also where merges are computed again in the backward pass."""
+    for recompute in (False, True) if recomputed_too else (False,):
         work = partial(_ours, bench, replace(config, recompute=recompute), vocab_size, batch, context)
         bench.attempt(work, model=name, batch=batch, context=context, tokens=batch * context, recompute=recompute)
 

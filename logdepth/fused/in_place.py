@@ -1,5 +1,5 @@
-"""A program in which each result takes its right operand's row: no state is copied beside another, and in the end the
-elements' rows are the answers. For passes that keep nothing for a backward one.
+"""A program in which each result takes its right operand's row, so that in the end the elements' rows are the answers.
+For passes that keep nothing for a backward one.
 
 The up-sweep needs a right operand once, and so does the down-sweep, whose right operands are the blocks that the
 up-sweep has left; blocks of the new state are read between the two. So it is with every plan that we know of. But it is
@@ -18,7 +18,8 @@ from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
 
 MOST_LEFT_OUT = 1 / 32
-"""Of the pairs of a call that has more to be evenly spaced: the first block of a row has no prefix to extend."""
+"""Of the pairs that are multiplied so that a call's are evenly spaced: the first block of a row has no prefix to
+extend, so that of 32 blocks one is left out."""
 
 
 class PlacedCall(NamedTuple):
@@ -35,15 +36,20 @@ class InPlace(NamedTuple):
     up: tuple[PlacedCall, ...]
     down: tuple[PlacedCall, ...]
     outputs: Tensor | None
-    """Rows of the answers; None: the first rows, in their order."""
+    """Rows of the answers; None: all rows, in their order."""
     blocks: Tensor
     """Rows of the blocks of the new state, between the sweeps."""
     prefixes: Tensor
 
 
 def in_place_of(plan: Plan, program: Program) -> InPlace | None:
-    """A plan's program in place, where there is one; looked for once, and kept with the plan."""
+    """A plan's program in place, where there is one; looked for once, and kept with the plan.
+
+    While a graph is captured nothing can be read back: then there is none that was not there before.
+    """
     if "in place" not in plan.derived:
+        if program.outputs.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
         with torch.inference_mode(False):
             made = _in_place(program)
         PLANS.keep_with(plan, "in place", made, nbytes=0 if made is None else _nbytes(made))
@@ -88,9 +94,9 @@ def _in_place(program: Program) -> InPlace | None:
     down = placed(False)
     if down is None or not holds(outputs, prefixes):
         return None
-    in_order = torch.equal(row[outputs], torch.arange(len(outputs)))
+    all_in_order = torch.equal(row[outputs], torch.arange(program.num_inputs))
     return InPlace(
-        up, down, None if in_order else row[outputs].to(device), block_rows.to(device), row[prefixes].to(device)
+        up, down, None if all_in_order else row[outputs].to(device), block_rows.to(device), row[prefixes].to(device)
     )
 
 
@@ -102,7 +108,8 @@ def _evenly_spaced(left: Tensor, right: Tensor, device: torch.device) -> PlacedC
         step = int(steps.min())
         number = (left - left[0]).div(step, rounding_mode="floor")
         every = left[0] + step * torch.arange(int(number[-1]) + 1)
-        if len(left) < len(every) <= (1 + MOST_LEFT_OUT) * len(left) and torch.equal(every[number], left):
+        left_out = len(every) - len(left)
+        if 0 < left_out <= MOST_LEFT_OUT * len(every) and torch.equal(every[number], left):
             to = torch.full_like(every, -1).index_copy(0, number, right)
             left, right = every, every + apart[0]
     spacing = spacing_of(left, right)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from logdepth.capture import for_replays
 from logdepth.fused.as_built import why_changed
 from logdepth.fused.casts import Casts, arithmetic_dtype
 from logdepth.fused.cell import Cell
@@ -18,6 +19,7 @@ from logdepth.fused.program import Program, program_of
 from logdepth.fused.weights import NetWeights
 from logdepth.kernels import DTYPES, launched_where, usable_on
 from logdepth.kernels.dropout import draw_seed, rate_of
+from logdepth.kernels.linear import fits_states
 from logdepth.kernels.lookup import look_up
 from logdepth.kernels.rows import scatter_rows
 from logdepth.operators import GRC, MLPLDRU, PostMerge
@@ -39,7 +41,7 @@ class Room(NamedTuple):
     states: Tensor
     num_elements: int
     in_place: bool
-    """Whether it is for a scan that overwrites them; else there is more behind them."""
+    """Whether it is for a scan that overwrites them; else there is more of it behind them."""
 
 
 class Settings(NamedTuple):
@@ -108,10 +110,9 @@ class FusedOperator(OwnSweep):
         self._room: Room | None = None
 
     def room(self, num_elements: int, like: Tensor) -> Tensor:
-        """Memory for elements, of the dtype of `like`. The next scan, if it is of all of them, does not copy them; so
-        they must stay as they are until its backward pass is done. Where gradients are off, its answers take their
-        place."""
-        in_place = self._in_place(self._drops())
+        """Memory for elements, of the dtype of `like`. The next sweep, if it is of all of them, does not copy them; so
+        they must stay as they are until its backward pass is done. Or its answers take their place: see `_in_place`."""
+        in_place = self._in_place(num_elements, like.dtype, like.device)
         states = like.new_empty((1 if in_place else ROOM) * num_elements, self.width)
         self._room = Room(states, num_elements, in_place)
         return states.data[:num_elements]  # for autograd, no view of what merges will write
@@ -121,6 +122,7 @@ class FusedOperator(OwnSweep):
     ) -> Swept:
         if not usable_on(elements.device):
             raise ValueError(f"fused kernels need a CUDA GPU and Triton; elements are on the {elements.device.type}")
+        room, self._room = self._room, None
         program = program_of(plan, len(edges), elements.device)
         of_cell = self.cell.weights_of(self.operator)
         of_net: tuple[Tensor, ...] = () if self.post is None else NetWeights.of(self.post)
@@ -133,20 +135,22 @@ class FusedOperator(OwnSweep):
         inputs = (elements, blocks, prefixes, edges, *weights)
         # Asked here: what is inside a Function knows nothing of torch.no_grad.
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-        room, self._room = self._room, None
-        placed = in_place_of(plan, program) if self._in_place(settings.drops) else None
-        if placed is not None:
-            with launched_where(elements):
-                return _swept_in_place(settings, program, placed, low, room, inputs[:4])
+        in_place = self._in_place(len(elements), settings.dtype, elements.device)
+        placed = in_place_of(plan, program) if in_place else None
         with launched_where(elements):
             outputs, new_blocks, new_prefixes = _FusedScan.apply(  # type: ignore[no-untyped-call]
-                settings, program, learns, low, room, *inputs
+                settings, program, placed, learns, low, room, *inputs
             )
         return Swept(outputs, [new_blocks], [new_prefixes])
 
-    def _in_place(self, drops: bool) -> bool:
-        """Whether results may take the places of operands: where nothing is kept for a backward pass, nor dropped."""
-        return self.cell.in_place and not torch.is_grad_enabled() and not drops
+    def _in_place(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether results take the places of operands: where nothing is kept for a backward pass, nor dropped.
+
+        And where it pays. To work it out takes as long as a hundred passes gain by it; and in the up-sweep operands
+        would lie side by side without it, so products must be able to read them where they lie with it.
+        """
+        possible = self.cell.in_place and not torch.is_grad_enabled() and not self._drops()
+        return possible and for_replays() and fits_states(num_elements // 2, self.width, dtype, device)
 
     def _drops(self) -> bool:
         modules = (self.operator if self.post is None else self.post).modules()
@@ -180,6 +184,7 @@ class _FusedScan(torch.autograd.Function):
         ctx: Any,
         settings: Settings,
         program: Program,
+        placed: InPlace | None,
         learns: bool,
         low: tuple[Tensor, ...],
         room: Room | None,
@@ -190,10 +195,12 @@ class _FusedScan(torch.autograd.Function):
         *_weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = (elements, blocks, prefixes, edges)
-        states = _states(settings, program, room, inputs, in_place=False)
+        states = _states(settings, program, room, inputs, in_place=placed is not None)
         # Nobody reads it where nothing is dropped.
         seed = draw_seed(elements.device) if settings.drops else program.outputs
         merges = _merges(settings, program, low, states, seed)
+        if placed is not None:
+            return _swept_in_place(merges, placed, elements)
         traces = merges.traces() if learns and not settings.recompute else None
         merges.forward(traces)
         if learns:
@@ -228,29 +235,19 @@ class _FusedScan(torch.autograd.Function):
         inputs = torch.split(grads[: program.num_inputs], ctx.sizes)
         # Nothing for inputs without rows: autograd would make zeros of the size of what they were cut from.
         input_grads = (one.to(dtype) if len(one) else None for one, dtype in zip(inputs, ctx.dtypes, strict=True))
-        return None, None, None, None, None, *input_grads, *weight_grads
+        return None, None, None, None, None, None, *input_grads, *weight_grads
 
 
-def _swept_in_place(
-    settings: Settings,
-    program: Program,
-    placed: InPlace,
-    low: tuple[Tensor, ...],
-    room: Room | None,
-    inputs: Sequence[Tensor],
-) -> Swept:
-    dtype = inputs[0].dtype
-    states = _states(settings, program, room, inputs, in_place=True)
-    merges = _merges(settings, program, low, states, seed=program.outputs)  # nobody reads it
+def _swept_in_place(merges: Merges, placed: InPlace, elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    states, dtype = merges.states, elements.dtype
     merges.forward_in_place(placed.up, up=True)
     blocks = _looked_up(states, placed.blocks, dtype)
     merges.forward_in_place(placed.down, up=False)
     prefixes = _looked_up(states, placed.prefixes, dtype)
-    if placed.outputs is None:
-        outputs = states[: len(program.outputs)].to(dtype)
-    else:
-        outputs = _looked_up(states, placed.outputs, dtype)
-    return Swept(outputs, [blocks], [prefixes])
+    outputs = states.to(dtype) if placed.outputs is None else _looked_up(states, placed.outputs, dtype)
+    if states.data_ptr() == elements.data_ptr() and not elements.is_inference():
+        torch.autograd.graph.increment_version(elements)  # kernels have written to them, which autograd does not see
+    return outputs, blocks, prefixes
 
 
 def _states(

@@ -118,10 +118,12 @@ def _program(plan: Plan, num_edges: int, device: torch.device) -> Program:
 def spacing_of(left: Tensor, right: Tensor) -> Spacing | None:
     """Where the rows of operands are at equal distances, and each left one before its right one."""
     first, apart = int(left[0]), int(right[0] - left[0])
-    step = int(left[1]) - first if len(left) > 1 else 2
+    step = int(left[1]) - first if len(left) > 1 else 2  # of a single pair, as if others followed it
+    if apart <= 0 or step <= 0:
+        return None
     even = first + step * torch.arange(len(left), device=left.device)
-    even_too = apart > 0 and step > 0 and torch.equal(left.long(), even) and torch.equal(right.long(), even + apart)
-    return Spacing(first, apart, step) if even_too else None
+    evenly = torch.equal(left.long(), even) and torch.equal(right.long(), even + apart)
+    return Spacing(first, apart, step) if evenly else None
 
 
 def _groups(calls: list[Call]) -> tuple[tuple[Call, ...], ...]:

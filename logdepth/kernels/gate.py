@@ -73,8 +73,8 @@ def _forward(
     deviation = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
     by = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
     plus = tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
-    at = tl.load(to + row).to(tl.int64) if has_to else row
-    tl.store(merged + at * width + column, centred * deviation * by + plus, mask=inside & (at >= 0))
+    result = tl.load(to + row).to(tl.int64) if has_to else row
+    tl.store(merged + result * width + column, centred * deviation * by + plus, mask=inside & (result >= 0))
 
 
 @triton.jit

@@ -32,12 +32,17 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether these products are made for operands like `x` `[rows, in]`, or pairs `[rows, 2, in / 2]`, and `weight`
     `[out, in]`."""
     return (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and len(x) >= FEWEST_ROWS
-        and all(size % DEPTH == 0 for size in (*weight.shape, x.shape[-1]))
+        fits_states(len(x), x.shape[-1], x.dtype, x.device)
+        and all(size % DEPTH == 0 for size in weight.shape)
+        and x.stride(-1) == 1
         and _row(x)[0] <= min(x.stride(0), 2**31 - 1)  # rows that do not overlap, counted in 32 bits
-        and _copies_tiles(x.device)
     )
+
+
+def fits_states(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether they are made for so many pairs of such states; how these lie, and the weights, have a say too."""
+    low = dtype in (torch.bfloat16, torch.float16)
+    return low and num_rows >= FEWEST_ROWS and width % DEPTH == 0 and _copies_tiles(device)
 
 
 def linear_activated(
