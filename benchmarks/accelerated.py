@@ -1,16 +1,21 @@
 """Does acceleration change results? The same runs with it and without, and one checkpoint evaluated both ways.
 
-    python benchmarks/accelerated.py --data-dir DIR     # six minutes on a GPU; results/accelerated-<gpu>.json
+    python benchmarks/accelerated.py --data-dir DIR     # two minutes on a GPU; results/accelerated-<gpu>.json
 
-Runs of one seed see the same batches from the same weights; dropout drops other numbers, and sums are made in another
-order. What is left between two seeds of the plain path is the noise to compare with.
+DIR holds wikitext-2/wiki.*.tokens. Runs of one seed see the same batches from the same weights; dropout drops other
+numbers, and sums are made in another order. What is left between two seeds of the plain path is the noise to compare
+with. Seeds run side by side, each in a process of its own: without acceleration a GPU waits for its host most of the
+time.
 """
 
 import argparse
 import dataclasses
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # runs uninstalled too
 
 from benchmarks import program
-from logdepth.atomic import write_json
+from logdepth.atomic import read_json, write_json
+from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
@@ -58,12 +64,46 @@ def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> lis
     return found
 
 
+def one_seed(arguments: argparse.Namespace, device: torch.device) -> None:
+    """Writes the runs of a seed; of the first one also its evaluations."""
+    base, seed = recipe(arguments.recipe), arguments.seed
+    runs, evaluations = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for accelerated in (False, True):
+            settings = dataclasses.replace(
+                base.train,
+                max_steps=arguments.steps,
+                evaluate_every=max(1, arguments.steps // 3),
+                warmup_steps=arguments.warmup,
+                learning_rate=arguments.learning_rate,
+                device=str(device),
+                accelerate=accelerated,
+            )
+            config = dataclasses.replace(base, seed=seed, train=settings)
+            runs.append(trained(config, Path(folder) / str(accelerated)))
+            print(f"seed {seed}, accelerated {accelerated}: {runs[-1]['valid_perplexity']}", flush=True)
+        if seed == 0:
+            evaluations = evaluated(Path(folder) / str(False), tuple(arguments.contexts), device)
+    write_json(arguments.out, {"runs": runs, "evaluations": evaluations})
+
+
+def by_itself(seed: int, folder: Path) -> dict[str, Any]:
+    """The same by a process that is called as this one was."""
+    out = folder / f"{seed}.json"
+    command = [sys.executable, *sys.argv, "--seed", str(seed), "--out", str(out)]
+    if subprocess.run(command, check=False).returncode:
+        raise UserError(f"seed {seed} failed, as it says above")
+    found: dict[str, Any] = read_json(out)
+    return found
+
+
 def what_is_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """All that decides what is measured."""
-    return {name: value for name, value in vars(arguments).items() if name not in ("data_dir", "device", "out")}
+    others = ("data_dir", "device", "out", "together", "seed")
+    return {name: value for name, value in vars(arguments).items() if name not in others}
 
 
-def main() -> None:
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = program.Parser(__doc__)
     parser.add_argument("--recipe", default="wikitext2-ar-grc")
     parser.add_argument("--steps", type=program.at_least(1), default=300)
@@ -73,40 +113,43 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seeds", type=program.at_least(1), default=4)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2976])
+    parser.add_argument("--together", type=program.at_least(1), default=4, help="seeds at a time (default: 4)")
     parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
     parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
-    arguments = parser.parse_args()
-    base = recipe(arguments.recipe)
-    if arguments.out is None and what_is_measured(arguments) != what_is_measured(parser.parse_args([])):
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parsed(sys.argv[1:])
+    if arguments.out is None and what_is_measured(arguments) != what_is_measured(parsed([])):
         raise UserError("results/ holds the runs as they are by default; give others an --out of their own")
     device = device_named(arguments.device, "--device")
     if arguments.device == "auto" and device.type != "cuda":
-        raise UserError("no GPU here, and hours of work without; --device cpu and fewer --steps if you mean it")
+        raise UserError(
+            "no GPU here, and hours of work without; a small one, if you mean it: "
+            "--device cpu --recipe pydocs-ar-grc --seeds 1 --steps 4 --contexts 64 --out FILE"
+        )
     if arguments.data_dir is not None:
         os.environ["LOGDEPTH_DATA"] = str(arguments.data_dir)
+    if arguments.seed is not None:
+        program.signal_when_parent_ends(signal.SIGTERM)
+        one_seed(arguments, device)
+        return
+    prepare(recipe(arguments.recipe).data)  # before several would at once
     out = arguments.out
     if out is None and device.type == "cuda":
         out = ROOT / "results" / f"accelerated-{program.name_of_gpu()}.json"
-    facts = environment(device)
-    results: dict[str, Any] = {"environment": facts, "recipe": arguments.recipe, "steps": arguments.steps, "runs": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(arguments.seeds):
-            for accelerated in (False, True):
-                settings = dataclasses.replace(
-                    base.train,
-                    max_steps=arguments.steps,
-                    evaluate_every=max(1, arguments.steps // 3),
-                    warmup_steps=arguments.warmup,
-                    learning_rate=arguments.learning_rate,
-                    device=str(device),
-                    accelerate=accelerated,
-                )
-                config = dataclasses.replace(base, seed=seed, train=settings)
-                run = trained(config, Path(folder) / f"{seed}-{accelerated}")
-                results["runs"].append(run)
-                print(f"seed {seed}, accelerated {accelerated}: {run['valid_perplexity']}")
-        results["evaluations"] = evaluated(Path(folder) / "0-False", tuple(arguments.contexts), device)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.together) as threads:
+        found = list(threads.map(lambda seed: by_itself(seed, Path(folder)), range(arguments.seeds)))
+    results = {
+        "environment": environment(device),
+        "recipe": arguments.recipe,
+        "steps": arguments.steps,
+        "runs": [run for one in found for run in one["runs"]],
+        "evaluations": found[0]["evaluations"],
+    }
     if out is not None:
         write_json(out, results)
 

@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +264,38 @@ def test_a_trial_of_other_sizes_does_not_take_the_place_of_what_is_published(
     with pytest.raises(SystemExit, match=r"^2$"):
         program.run(accelerated.main)
     assert capsys.readouterr().err.endswith("give others an --out of their own\n")
+
+
+def test_seeds_run_by_themselves_and_are_put_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "together.json"
+    arguments = ["--device", "cpu", "--recipe", "pydocs-ar-grc", "--seeds", "3", "--contexts", "64", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["accelerated.py", *arguments])
+    monkeypatch.setattr(accelerated, "prepare", lambda _: None)
+    monkeypatch.setattr(program, "signal_when_parent_ends", lambda _: None)
+    monkeypatch.setattr(
+        accelerated, "trained", lambda config, _: {"seed": config.seed, "accelerated": config.train.accelerate,
+                                                   "valid_perplexity": []}
+    )  # fmt: skip
+    monkeypatch.setattr(accelerated, "evaluated", lambda folder, *_: [{"of": folder.name}])
+    failing = 9
+
+    def in_this_process(command: list[str], check: bool) -> SimpleNamespace:
+        child = accelerated.parsed(command[2:])
+        if child.seed == failing:
+            return SimpleNamespace(returncode=2)
+        accelerated.one_seed(child, torch.device("cpu"))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(accelerated, "subprocess", SimpleNamespace(run=in_this_process))
+    accelerated.main()
+    found = json.loads(out.read_text())
+    assert [(run["seed"], run["accelerated"]) for run in found["runs"]] == [
+        (seed, fast) for seed in range(3) for fast in (False, True)
+    ]
+    assert found["evaluations"] == [{"of": "False"}]
+    failing = 1
+    with pytest.raises(SystemExit, match=r"^2$"):
+        program.run(accelerated.main)
+    assert capsys.readouterr().err.endswith("seed 1 failed, as it says above\n")

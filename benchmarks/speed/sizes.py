@@ -89,7 +89,7 @@ def full() -> Sizes:
         contexts=(2_976, 512, 65_536, 8_192),
         long_context=1_048_576,
         training=((32, 512), (4, 8_192)),
-        training_between=((8, 2_048), (4, 4_096)),
+        training_between=((8, 2_048), (4, 4_096), (2, 8_192)),
         large_training=(32, 512),
         decoding=(
             Decoding(batch=1, absorbed=65_536),
