@@ -83,6 +83,34 @@ def test_the_page_says_where_parts_are_of_different_code(rehearsed: dict[str, An
     assert "; unknown (rates)." in machine.machine(rehearsed | {"parts": parts})
 
 
+def test_in_short_each_shape_has_its_fastest_transformer() -> None:
+    in_short = importlib.import_module("speed_page.in_short").in_short
+    training = [
+        {"model": model, "batch": batch, "context": context, "milliseconds": milliseconds}
+        for model, batch, context, milliseconds in (
+            (BOTH_NETS, 4, 8192, 2.0), (BOTH_NETS, 4, 8192, 3.0), (NO_NETS, 4, 8192, 1.0),
+            (SINUSOIDAL, 4, 8192, 7.0), (SINUSOIDAL_8, 4, 8192, 5.0), (SINUSOIDAL_8, 32, 512, 1.0),
+            (BOTH_NETS, 32, 512, 4.0), (BOTH_NETS, 8, 2048, 4.0), (ALIBI, 8, 2048, 1.0),
+        )
+    ]  # fmt: skip
+    training.append({"model": SINUSOIDAL, "batch": 8, "context": 2048, "failed": "no memory"})
+    rows = {"batch": 256, "absorbed": 8192, "milliseconds": 1.0}
+    decoding = [
+        rows | {"model": BOTH_NETS, "spread": 0},
+        rows | {"model": BOTH_NETS, "spread": 512, "milliseconds": 2.0},
+        rows | {"model": SINUSOIDAL_8, "spread": 0, "milliseconds": 9.0},
+    ]
+    report = {"parts": {name: {"results": found} for name, found in (("training", training), ("decoding", decoding))}}
+    assert in_short(report).splitlines()[2:] == [
+        "| training step, 32×512 | 0.250 |  |",
+        "| training step, 4×8,192 | 2.50 | 5.00 |",
+        "| decoding, batch 256, after 8,192 | 9.00 |  |",
+        "| decoding, batch 256, after 8,192 ± 512 | 4.50 |  |",
+        "",
+        f"The fastest was always *{SINUSOIDAL_8}*.",
+    ]
+
+
 def test_the_page_and_figures_show_all_models(rehearsed: dict[str, Any], pages: ModuleType) -> None:
     report = rehearsed | {"rows": bars.verdicts(made_up())}
     text = pages.page(report)

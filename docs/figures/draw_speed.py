@@ -15,12 +15,14 @@ from logdepth.atomic import write_text
 from logdepth.drawing import house_style
 from speed_page.acceleration import same_results
 from speed_page.figures import FIGURES, drawn
+from speed_page.in_short import in_short
 from speed_page.machine import machine
 from speed_page.measured import ROOT, Report, latest_report
 from speed_page.sections import decoding, forward, large, rates, startup, training, training_floor
 from speed_page.verdicts import summary, verdicts
 
 SECTIONS: dict[str, Callable[[Report], str]] = {
+    "in_short": in_short,
     "machine": machine,
     "summary": summary,
     "verdicts": verdicts,

@@ -40,9 +40,9 @@ def forward(report: Report) -> str:
 
 
 def _attentions(found: list[Result]) -> str:
-    """What computed the Transformers' attention."""
+    """What computed the Transformers' attention; where it was not one for all shapes, from the shortest rows on."""
     used: dict[str, dict[str, None]] = {}
-    for one in found:
+    for one in sorted(found, key=lambda one: one["context"]):
         if one["model"] in THEIRS:
             used.setdefault(one["model"], {})[one["attention"]] = None
     return "Attention: " + "; ".join(f"{model}: {' and '.join(names)}" for model, names in used.items()) + "."
@@ -76,7 +76,8 @@ def _cells(found: list[Result], contexts: list[int], model: str, text: Callable[
 
 def training(report: Report) -> str:
     found = sorted(results(report, "training"), key=lambda one: one["context"])
-    return table(("", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB"), (_training_row(one) for one in found))
+    head = ("", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB")
+    return f"{_attentions(found)}\n\n{table(head, map(_training_row, found))}"
 
 
 def training_floor(report: Report) -> str:
