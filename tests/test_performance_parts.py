@@ -1,5 +1,6 @@
 """The processes of the GPU benchmark, on the CPU: what each does, how it ends, what it leaves to the others."""
 
+import contextlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import accelerated, gpu, program
-from benchmarks.speed import baselines, parts, startup
+from benchmarks.speed import baselines, decoding, parts, startup
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
 from benchmarks.speed.sizes import SINUSOIDAL, smoke
@@ -122,6 +123,27 @@ def test_the_fastest_attention_is_allowed(bench: Bench, monkeypatch: pytest.Monk
             assert found == {"attention": f"SDPA, {best}", "attention_milliseconds": times}
         assert allowed[-1] == baselines.KERNELS, "afterwards all are"
         times["cudnn"] = None
+
+
+def test_flash_attention_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
+    with baselines.flash_attention(bench):
+        assert not allowed, "there is none on a CPU"
+    monkeypatch.setattr(Bench, "cuda", True)
+    with contextlib.suppress(ValueError), baselines.flash_attention(bench):
+        assert allowed.pop() == ("flash",)
+        raise ValueError
+    assert allowed == [baselines.KERNELS]
+
+
+@pytest.mark.parametrize(("slow", "chunks"), [(9.0, 3), (0.0, 2)])
+def test_slow_steps_are_timed_in_fewer_chunks(
+    slow: float, chunks: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.sizes.chunks == 3
+    monkeypatch.setattr(decoding, "SLOW_CHUNK", slow)
+    assert decoding._timed(bench, lambda tokens: tokens, 2, 1)["repeats"] == chunks
 
 
 def test_no_attention_is_passed_over_for_another_reason_than_that_it_is_not_there(

@@ -121,6 +121,19 @@ def fastest_attention(
         allow_only(*KERNELS)
 
 
+@contextmanager
+def flash_attention(bench: Bench) -> Iterator[None]:
+    """Inside, scaled_dot_product_attention uses FlashAttention, whether it is the fastest or not."""
+    if not bench.cuda:
+        yield
+        return
+    try:
+        allow_only("flash")
+        yield
+    finally:
+        allow_only(*KERNELS)
+
+
 def _time_of(
     bench: Bench, kernel: str, config: TransformerConfig, batch: int, length: int, backward: bool
 ) -> float | None:

@@ -14,18 +14,20 @@ from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
 from logdepth.decoding import Decoder
 from logdepth.models import ScanLM, ScanLMState, Transformer
 
+SLOW_CHUNK = 0.25
+"""Seconds of a chunk from which on half of them are enough: such steps hardly differ."""
 WARM_CHUNKS = {"ours": 16, "theirs": 1}
 """Chunks of steps before the clock runs: each kind of step is captured in the first of them, and ours has several."""
 
 
 def measure(bench: Bench) -> Iterator[Piece]:
     sizes = bench.sizes
-    for case in sizes.decoding:
+    for case in (*sizes.decoding, *sizes.decoding_early):
         yield partial(bench.attempt, partial(_ours, bench, case), model=BOTH_NETS, **vars(case))
+    theirs = [case for case in sizes.decoding if not case.spread]  # a cache is as large wherever rows stand
     for name in (SINUSOIDAL_8, SINUSOIDAL):  # the faster first, should the time run out
-        for case in sizes.decoding:
-            if not case.spread:  # their cache is as large wherever rows stand
-                yield partial(bench.attempt, partial(_theirs, bench, name, case), model=name, **vars(case))
+        for case in (*theirs, *sizes.decoding_early) if name == SINUSOIDAL_8 else theirs:
+            yield partial(bench.attempt, partial(_theirs, bench, name, case), model=name, **vars(case))
 
 
 @torch.inference_mode()
@@ -96,8 +98,11 @@ def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int, warm_chun
         for _ in range(sizes.chunk_steps):
             tokens = step(tokens)
         bench.wait()
+        seconds = time.perf_counter() - start
         if chunk >= 0:
-            times.append(1e3 * (time.perf_counter() - start) / sizes.chunk_steps)
+            times.append(1e3 * seconds / sizes.chunk_steps)
+        if 2 * len(times) >= sizes.chunks and seconds > SLOW_CHUNK:
+            break
     # Once in 128 steps one carries through seven levels or more: once a chunk. In some chunks it is being captured.
     spread = spread_of(times)
     mean = sum(times) / len(times)

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 PARTS = {
     "startup": Part("benchmarks.speed.startup", "measure", 50, rehearsals=0),
     "rates": Part("benchmarks.speed.rates", "measure", 35, rehearsals=1),
-    "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsals=3),
+    "forward": Part("benchmarks.speed.forward", "measure", 140, rehearsals=4),
     "training": Part("benchmarks.speed.training", "measure", 140, rehearsals=4),
     "decoding": Part("benchmarks.speed.decoding", "measure", 90, rehearsals=3),
     "large": Part("benchmarks.speed.training", "measure_large", 40, rehearsals=1),

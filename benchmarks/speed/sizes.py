@@ -48,6 +48,8 @@ class Sizes:
     """More of them, of ours and the fastest Transformer alone: where they break even."""
     large_training: tuple[int, int]
     decoding: tuple[Decoding, ...]
+    decoding_early: tuple[Decoding, ...]
+    """More of it, after little text, of ours and the fastest Transformer alone."""
     products: tuple[tuple[int, int, int], ...]
     """Rows, inputs and outputs of the matrix products whose best rate makes the floor."""
     copied_bytes: int
@@ -56,6 +58,7 @@ class Sizes:
     chunk_steps: int
     """Steps of decoding that are timed together."""
     chunks: int
+    """So many of them; half of them where steps are slow."""
     least_repeats: int
     seconds: float
     """So long is each thing timed at least; at most five times as long, even where that makes for few repeats."""
@@ -95,9 +98,8 @@ def full() -> Sizes:
             Decoding(batch=1, absorbed=65_536),
             Decoding(batch=256, absorbed=8_192),
             Decoding(batch=256, absorbed=8_192, spread=512),
-            Decoding(batch=1, absorbed=512),
-            Decoding(batch=256, absorbed=512),
         ),
+        decoding_early=(Decoding(batch=1, absorbed=512), Decoding(batch=256, absorbed=512)),
         products=((8_192, 8_192, 8_192), (32_768, 1_024, 2_048), (32_768, 2_048, 2_048)),
         copied_bytes=2**32,
         prefill_tokens=65_536,
@@ -134,8 +136,8 @@ def smoke() -> Sizes:
             Decoding(batch=1, absorbed=40),
             Decoding(batch=4, absorbed=24),
             Decoding(batch=4, absorbed=24, spread=5),
-            Decoding(batch=4, absorbed=8),
         ),
+        decoding_early=(Decoding(batch=4, absorbed=8),),
         products=((32, 32, 32), (64, 16, 32)),
         copied_bytes=2**16,
         prefill_tokens=64,
