@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.dropout import keep
-from logdepth.kernels.launch import MAX_PROGRAMS, STAGES, block_of
+from logdepth.kernels.launch import MAX_PROGRAMS, STAGES, block_of, warps_of
 
 Activation = Literal["silu", "relu", "gelu"]
 BLOCK = 2048
@@ -46,7 +46,7 @@ def activate_backward(
     grid = (slope_programs(num_rows, width), triton.cdiv(width, block))
     _backward[grid](
         before, hidden, sums, seed, first, num_rows, width, activation, rate, site, block,
-        num_warps=max(1, min(8, block // 256)),
+        num_warps=warps_of(block, 8),
     )  # fmt: skip
 
 

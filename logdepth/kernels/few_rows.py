@@ -91,7 +91,7 @@ def settle(mixed: Tensor, norm: Norm, settled: Tensor) -> None:
     """Fills `settled`, `[rows, width]` or `[copies, rows, width]`, with the LayerNorm of `mixed`."""
     num_rows, width = mixed.shape
     _settle[(num_rows,)](
-        mixed, *norm, settled, settled.stride(0), _copies(settled), width, block_of(width), num_warps=warps_of(width)
+        mixed, *norm, settled, settled.stride(0), _copies(settled), width, block_of(width), num_warps=warps_of(width, 4)
     )
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from logdepth.kernels.activation import sigmoid
-from logdepth.kernels.launch import STAGES, block_of, num_programs, tile_warps
+from logdepth.kernels.launch import STAGES, block_of, num_programs, tile_warps, warps_of
 
 
 def gate(
@@ -50,7 +50,7 @@ def gate_backward(
     width = states.shape[1]
     _backward[(num_programs(len(left)),)](
         grad, gates, states, left, right, scale, grads, sums, eps, len(left), width, block_of(width),
-        num_warps=max(1, min(16, block_of(width) // 256)),  # eight numbers a thread
+        num_warps=warps_of(width, 8),
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ def block_of(width: int) -> int:
     return int(triton.next_power_of_2(width))
 
 
-def warps_of(width: int) -> int:
-    """Warps for a row: four numbers a thread, up to a limit."""
-    return max(1, min(16, block_of(width) // 128))
+def warps_of(width: int, numbers: int) -> int:
+    """Warps for a row, with so many numbers a thread, up to a limit."""
+    return max(1, min(16, block_of(width) // (32 * numbers)))
 
 
 def tile_of(width: int) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def tile_of(width: int) -> tuple[int, int]:
 
 
 def tile_warps(width: int) -> int:
-    return max(1, min(16, block_of(width) // 512))
+    return warps_of(width, 16)
 
 
 def num_programs(num_tiles: int) -> int:

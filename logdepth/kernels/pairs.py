@@ -19,7 +19,7 @@ def gather_pairs(
     """Fills `pairs`; `first` numbers the first of them among all of a pass."""
     width = states.shape[1]
     _gather[(len(left),)](
-        states, left, right, pairs, seed, first, width, block_of(width), rate, SITE, num_warps=warps_of(width)
+        states, left, right, pairs, seed, first, width, block_of(width), rate, SITE, num_warps=warps_of(width, 4)
     )
 
 
@@ -29,7 +29,7 @@ def add_pair_gradients(
     """Adds the gradients of pairs to those of states. No row occurs twice among `left` and `right`."""
     width = grads.shape[1]
     _add[(len(left),)](
-        grads, left, right, pair_grads, seed, first, width, block_of(width), rate, SITE, num_warps=warps_of(width)
+        grads, left, right, pair_grads, seed, first, width, block_of(width), rate, SITE, num_warps=warps_of(width, 4)
     )
 
 
