@@ -66,7 +66,7 @@ def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> lis
 
 def one_seed(arguments: argparse.Namespace, device: torch.device) -> None:
     """Writes the runs of a seed; of the first one also its evaluations."""
-    base, seed = recipe(arguments.recipe), arguments.seed
+    base, seed = recipe(arguments.recipe), arguments.only_seed
     runs, evaluations = [], []
     with tempfile.TemporaryDirectory() as folder:
         for accelerated in (False, True):
@@ -87,19 +87,31 @@ def one_seed(arguments: argparse.Namespace, device: torch.device) -> None:
     write_json(arguments.out, {"runs": runs, "evaluations": evaluations})
 
 
-def by_itself(seed: int, folder: Path) -> dict[str, Any]:
-    """The same by a process that is called as this one was."""
-    out = folder / f"{seed}.json"
-    command = [sys.executable, *sys.argv, "--seed", str(seed), "--out", str(out)]
-    if subprocess.run(command, check=False).returncode:
-        raise UserError(f"seed {seed} failed, as it says above")
-    found: dict[str, Any] = read_json(out)
-    return found
+def each_by_itself(seeds: int, together: int) -> list[dict[str, Any]]:
+    """The same by processes that are called as this one was; none outlives it, nor another's failure."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def by_itself(seed: int) -> Any:
+        out = Path(folder) / f"{seed}.json"
+        process = subprocess.Popen([sys.executable, *sys.argv, "--only-seed", str(seed), "--out", str(out)])
+        processes.append(process)
+        if process.wait():
+            raise UserError(f"seed {seed} failed, as it says above")
+        return read_json(out)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(together) as threads:
+        try:
+            return list(threads.map(by_itself, range(seeds)))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for one in processes:
+                one.terminate()
+            raise
 
 
 def what_is_measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """All that decides what is measured."""
-    others = ("data_dir", "device", "out", "together", "seed")
+    others = ("data_dir", "device", "out", "together", "only_seed")
     return {name: value for name, value in vars(arguments).items() if name not in others}
 
 
@@ -117,7 +129,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
     parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
-    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only-seed", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -133,16 +145,16 @@ def main() -> None:
         )
     if arguments.data_dir is not None:
         os.environ["LOGDEPTH_DATA"] = str(arguments.data_dir)
-    if arguments.seed is not None:
+    if arguments.only_seed is not None:
         program.signal_when_parent_ends(signal.SIGTERM)
         one_seed(arguments, device)
         return
     prepare(recipe(arguments.recipe).data)  # before several would at once
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that seeds are ended too
+    found = each_by_itself(arguments.seeds, arguments.together)
     out = arguments.out
     if out is None and device.type == "cuda":
         out = ROOT / "results" / f"accelerated-{program.name_of_gpu()}.json"
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.together) as threads:
-        found = list(threads.map(lambda seed: by_itself(seed, Path(folder)), range(arguments.seeds)))
     results = {
         "environment": environment(device),
         "recipe": arguments.recipe,

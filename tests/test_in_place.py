@@ -298,11 +298,11 @@ def test_not_where_something_is_kept_or_dropped_or_cannot(case: str, found: list
 
 @torch.no_grad()
 def test_not_where_it_does_not_pay(found: list[InPlace | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    fused, elements = FusedOperator(operator_of("up")), elements_of(2, 5)
+    fused, elements = FusedOperator(operator_of("up")), elements_of(2, 12)
     asked: list[Any] = []
     monkeypatch.setattr(operators, "fits_states", lambda *about: asked.append(about))
     scan(fused, elements)
-    assert asked == [(5, 8, torch.float32, elements.device)]
+    assert asked == [(3, 8, torch.float32, elements.device)]
     monkeypatch.setattr(operators, "fits_states", lambda *_: True)
     monkeypatch.setattr(operators, "for_replays", lambda: False)
     scan(fused, elements)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import accelerated, gpu, program
-from benchmarks.speed import baselines, decoding, parts, startup
+from benchmarks.speed import baselines, decoding, forward, parts, startup
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
 from benchmarks.speed.sizes import SINUSOIDAL, smoke
@@ -135,6 +135,14 @@ def test_flash_attention_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
         assert allowed.pop() == ("flash",)
         raise ValueError
     assert allowed == [baselines.KERNELS]
+
+
+def test_the_faster_of_two_whole_passes_counts() -> None:
+    chosen = {"milliseconds": 3.0, "quartiles": [2.0, 4.0], "attention": "SDPA, cudnn"}
+    slower, faster = {"milliseconds": 3.5, "quartiles": [3.0, 4.0]}, {"milliseconds": 2.5, "quartiles": [2.0, 3.0]}
+    assert forward.with_flash(chosen, None) == chosen
+    assert forward.with_flash(chosen, slower) == chosen | {"by_flash": slower}
+    assert forward.with_flash(chosen, faster) == faster | {"attention": "SDPA, flash", "by_flash": faster}
 
 
 @pytest.mark.parametrize(("slow", "chunks"), [(9.0, 3), (0.0, 2)])
@@ -302,15 +310,23 @@ def test_seeds_run_by_themselves_and_are_put_together(
     )  # fmt: skip
     monkeypatch.setattr(accelerated, "evaluated", lambda folder, *_: [{"of": folder.name}])
     failing = 9
+    ended: list[int] = []
 
-    def in_this_process(command: list[str], check: bool) -> SimpleNamespace:
-        child = accelerated.parsed(command[2:])
-        if child.seed == failing:
-            return SimpleNamespace(returncode=2)
-        accelerated.one_seed(child, torch.device("cpu"))
-        return SimpleNamespace(returncode=0)
+    class InThisProcess:
+        def __init__(self, command: list[str]) -> None:
+            self.arguments = accelerated.parsed(command[2:])
 
-    monkeypatch.setattr(accelerated, "subprocess", SimpleNamespace(run=in_this_process))
+        def wait(self) -> int:
+            if self.arguments.only_seed == failing:
+                return 2
+            accelerated.one_seed(self.arguments, torch.device("cpu"))
+            return 0
+
+        def terminate(self) -> None:
+            ended.append(self.arguments.only_seed)
+
+    monkeypatch.setattr(accelerated, "subprocess", SimpleNamespace(Popen=InThisProcess))
+    monkeypatch.setattr(accelerated.signal, "signal", lambda *_: None)
     accelerated.main()
     found = json.loads(out.read_text())
     assert [(run["seed"], run["accelerated"]) for run in found["runs"]] == [
@@ -321,3 +337,4 @@ def test_seeds_run_by_themselves_and_are_put_together(
     with pytest.raises(SystemExit, match=r"^2$"):
         program.run(accelerated.main)
     assert capsys.readouterr().err.endswith("seed 1 failed, as it says above\n")
+    assert 1 in ended

@@ -25,6 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Function = Callable[..., Tensor]
 KERNELS = ("flash", "cudnn")
 """Of scaled_dot_product_attention, for causal attention without a bias."""
+FLASH_ATTENTION = "SDPA, flash"
 
 
 def compiled(bench: Bench, function: Function) -> Function:
