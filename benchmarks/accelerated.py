@@ -150,7 +150,7 @@ def main() -> None:
         one_seed(arguments, device)
         return
     prepare(recipe(arguments.recipe).data)  # before several would at once
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that seeds are ended too
+    program.exit_when_terminated()
     found = each_by_itself(arguments.seeds, arguments.together)
     out = arguments.out
     if out is None and device.type == "cuda":

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -58,7 +57,7 @@ def main() -> None:
     before = report["seconds"]
     failed: list[str] = []  # of those measured now: the file may have them from before
     started = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that processes of parts are ended too
+    program.exit_when_terminated()
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
 
         def start(name: str) -> PartProcess:

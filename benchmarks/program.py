@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import datetime
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -62,6 +63,11 @@ def name_of_gpu() -> str:
 
 def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def exit_when_terminated() -> None:
+    """So that what is to be undone or ended at the end is, processes of this one among it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def signal_when_parent_ends(number: int) -> None:

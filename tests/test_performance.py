@@ -59,8 +59,8 @@ def test_every_part_runs(rehearsed: dict[str, Any]) -> None:
         assert [one for one in part["results"] if "failed" in one] == []
         assert len(part["results"]) == SMOKE_RESULTS[name]
     assert list(rehearsed["parts"]) == list(PARTS)
-    by_flash = {one["model"] for one in rehearsed["parts"]["forward"]["results"] if "by_flash" in one}
-    assert by_flash == {SINUSOIDAL_8}
+    by_each = {one["model"] for one in rehearsed["parts"]["forward"]["results"] if "whole_milliseconds" in one}
+    assert by_each == {SINUSOIDAL_8}
 
 
 def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], pages: ModuleType, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The processes of the GPU benchmark, on the CPU: what each does, how it ends, what it leaves to the others."""
 
-import contextlib
 import io
 import json
 import os
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks import accelerated, gpu, program
-from benchmarks.speed import baselines, decoding, forward, parts, startup
+from benchmarks.speed import baselines, decoding, parts, startup
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
 from benchmarks.speed.sizes import SINUSOIDAL, smoke
@@ -125,24 +124,36 @@ def test_the_fastest_attention_is_allowed(bench: Bench, monkeypatch: pytest.Monk
         times["cudnn"] = None
 
 
-def test_flash_attention_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_of_whole_functions_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[str, ...]] = []
+    milliseconds: dict[str, float | None] = {"flash": 3.5, "cudnn": 3.0}
     monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
-    with baselines.flash_attention(bench):
-        assert not allowed, "there is none on a CPU"
+    monkeypatch.setattr(Bench, "clear", lambda _: None)
+
+    def times() -> dict[str, Any]:
+        kernel = allowed[-1][0] if allowed else "cudnn"
+        found = milliseconds[kernel]
+        if found is None:
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return {"milliseconds": found, "quartiles": [found - 1, found + 1]}
+
+    whole = baselines.fastest_whole(bench, times)
+    assert not allowed, "there is one kernel on a CPU"
+    assert whole["attention"] == "SDPA"
     monkeypatch.setattr(Bench, "cuda", True)
-    with contextlib.suppress(ValueError), baselines.flash_attention(bench):
-        assert allowed.pop() == ("flash",)
-        raise ValueError
-    assert allowed == [baselines.KERNELS]
-
-
-def test_the_faster_of_two_whole_passes_counts() -> None:
-    chosen = {"milliseconds": 3.0, "quartiles": [2.0, 4.0], "attention": "SDPA, cudnn"}
-    slower, faster = {"milliseconds": 3.5, "quartiles": [3.0, 4.0]}, {"milliseconds": 2.5, "quartiles": [2.0, 3.0]}
-    assert forward.with_flash(chosen, None) == chosen
-    assert forward.with_flash(chosen, slower) == chosen | {"by_flash": slower}
-    assert forward.with_flash(chosen, faster) == faster | {"attention": "SDPA, flash", "by_flash": faster}
+    for best in ("cudnn", "flash"):
+        allowed.clear()
+        assert baselines.fastest_whole(bench, times) == {
+            "milliseconds": milliseconds[best],
+            "quartiles": [milliseconds[best] - 1, milliseconds[best] + 1],
+            "attention": f"SDPA, {best}",
+            "whole_milliseconds": {kernel: ms for kernel, ms in milliseconds.items() if ms is not None},
+        }
+        assert allowed == [("flash",), ("cudnn",)]
+        milliseconds["cudnn"] = None
+    milliseconds["flash"] = None
+    with pytest.raises(RuntimeError, match="has none of its kernels for this: flash, cudnn"):
+        baselines.fastest_whole(bench, times)
 
 
 @pytest.mark.parametrize(("slow", "chunks"), [(9.0, 3), (0.0, 2)])
@@ -326,7 +337,7 @@ def test_seeds_run_by_themselves_and_are_put_together(
             ended.append(self.arguments.only_seed)
 
     monkeypatch.setattr(accelerated, "subprocess", SimpleNamespace(Popen=InThisProcess))
-    monkeypatch.setattr(accelerated.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(program, "exit_when_terminated", lambda: None)
     accelerated.main()
     found = json.loads(out.read_text())
     assert [(run["seed"], run["accelerated"]) for run in found["runs"]] == [

@@ -115,16 +115,17 @@ def floor_milliseconds(parts: dict[str, Results], flops: float | None) -> float 
 
 def fitting(results: Iterable[dict[str, Any]], **facts: object) -> Results:
     """Results with these facts that did not fail."""
-    return [one for one in _with(results, **facts) if "failed" not in one]
+    return [one for one in having(results, **facts) if "failed" not in one]
 
 
-def _with(results: Iterable[dict[str, Any]], **facts: object) -> Results:
+def having(results: Iterable[dict[str, Any]], **facts: object) -> Results:
+    """Results with these facts, those that failed among them."""
     return [one for one in results if all(one.get(name) == value for name, value in facts.items())]
 
 
 def _of_all(models: Iterable[str], results: Results, **facts: object) -> Results:
     """What these models came to; nothing where one of them failed or is missing: the best of the rest flatters us."""
-    found = [_with(results, model=model, **facts) for model in models]
+    found = [having(results, model=model, **facts) for model in models]
     whole = all(of_model and not any("failed" in one for one in of_model) for of_model in found)
     return [one for of_model in found for one in of_model] if whole else []
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.speed.baselines import KERNELS, allow_only, compiled, no_such_kernel
+from benchmarks.speed.baselines import compiled, fastest_whole
 from benchmarks.speed.bench import Bench, Piece, Result, spread_of
 from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
@@ -68,23 +68,12 @@ def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
     model = Transformer(bench.sizes.theirs[name], bench.sizes.vocab_size)
     bench.low(model)
     cached = CachedTransformer(model, case.batch, case.absorbed)
-    found: dict[str, Result] = {}
-    for kernel in KERNELS:  # whole steps: what is compiled may gain more with one than with the other
-        if bench.cuda:
-            allow_only(kernel)
+
+    def times() -> Result:
         step = bench.captured(compiled(bench, cached.step), ours=False)
-        try:
-            found[kernel] = _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])
-        except RuntimeError as error:
-            if not no_such_kernel(error):
-                raise
-        bench.clear()  # what was compiled does not know which kernel was allowed then
-    if not found:
-        raise RuntimeError(f"scaled_dot_product_attention has none of its kernels for this: {', '.join(KERNELS)}")
-    best = min(found, key=lambda kernel: found[kernel]["milliseconds"])
-    times = {kernel: result["milliseconds"] for kernel, result in found.items()}
-    attention = f"SDPA, {best}" if bench.cuda else "SDPA"
-    return {**found[best], "state_bytes": cached.nbytes, "attention": attention, "step_milliseconds": times}
+        return _timed(bench, step, case.batch, WARM_CHUNKS["theirs"])
+
+    return {**fastest_whole(bench, times), "state_bytes": cached.nbytes}
 
 
 def _timed(bench: Bench, step: Callable[[Tensor], Tensor], batch: int, warm_chunks: int) -> Result:

@@ -6,13 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.speed.baselines import (
-    FLASH_ATTENTION,
-    fastest_attention,
-    flash_attention,
-    forward_function,
-    no_such_kernel,
-)
+from benchmarks.speed.baselines import fastest_attention, fastest_whole, forward_function
 from benchmarks.speed.bench import Bench, Piece, Result
 from benchmarks.speed.products import forward_products, run_of, total_flops
 from benchmarks.speed.sizes import SINUSOIDAL_8
@@ -69,29 +63,8 @@ def _theirs(bench: Bench, name: str, batch: int, context: int) -> Result:
         return bench.time(bench.captured(_inference(function), ours=False), inputs)
 
     with fastest_attention(bench, config, batch, context, backward=False) as attention:
-        result = {**times(), **attention}
-    if name != SINUSOIDAL_8:
-        return result
-    # Of the fastest one a whole pass by FlashAttention too: most people will ask for it.
-    by_flash = None
-    if attention["attention"] != FLASH_ATTENTION:
-        bench.clear()  # what was compiled does not know which kernel was allowed then
-        try:
-            with flash_attention(bench):
-                by_flash = times()
-        except RuntimeError as error:
-            if not no_such_kernel(error):
-                raise
-    return with_flash(result, by_flash)
-
-
-def with_flash(result: Result, by_flash: Result | None) -> Result:
-    """The faster of both counts, whichever one layer was faster with."""
-    if by_flash is None:
-        return result
-    if by_flash["milliseconds"] < result["milliseconds"]:
-        result = {**result, **by_flash, "attention": FLASH_ATTENTION}
-    return {**result, "by_flash": by_flash}
+        # Of the fastest one whole passes by each: most people will ask for FlashAttention.
+        return {**attention, **(fastest_whole(bench, times) if name == SINUSOIDAL_8 else times())}
 
 
 def _inference(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

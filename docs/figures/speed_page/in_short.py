@@ -28,7 +28,7 @@ def in_short(report: Report) -> str:
         for kind in sorted(kinds):
             here = dict(zip(facts, kind, strict=True))
             of_theirs = here | ({"spread": 0} if "spread" in here else {})  # a cache is as large wherever rows stand
-            theirs = [one for one in tried if one["model"] in THEIRS and of_theirs.items() <= one.items()]
+            theirs = [one for one in bars.having(tried, **of_theirs) if one["model"] in THEIRS]
             if theirs and not any("failed" in one for one in theirs):  # the best of the rest would flatter us
                 rival = bars.fastest(theirs)
                 rivals.add(rival["model"])

@@ -30,7 +30,9 @@ def forward(report: Report) -> str:
                 rows.append([f"its floor, {words}", *_cells(found, contexts, model, floor)])
                 rows.append([f"its products alone, {words}", *_cells(found, contexts, model, alone)])
         else:
-            by_flash = _cells(found, contexts, model, lambda one: number(one.get("by_flash", {}).get("milliseconds")))
+            by_flash = _cells(
+                found, contexts, model, lambda one: number(one.get("whole_milliseconds", {}).get("flash"))
+            )
             if set(by_flash) != {"–"}:
                 rows.append(["the same by FlashAttention", *by_flash])
             least = _cells(found, contexts, model, lambda one: number(_floor_of_transformer(report, one)))
