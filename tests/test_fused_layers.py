@@ -1,6 +1,5 @@
-"""Layers as one node of the graph: values and gradients of the plain net; sums beside the rest are there in time."""
+"""Layers as one node of the graph: values and gradients of the plain net, those of several weights in one product."""
 
-import contextlib
 import copy
 import weakref
 from typing import Any
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from logdepth.fused import layers as fused_layers
-from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
-from logdepth.fused.layers import Layer, through_layers
+from logdepth.fused.layers import Batch, Layer, batches_of, places_of, through_layers
 from logdepth.models.embedding_net import EmbeddingNet
 from tests.fused_models import (
     DEVICE,
@@ -119,39 +117,83 @@ def test_nothing_is_kept_where_nothing_learns() -> None:
     torch.testing.assert_close(moved.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_beside_is_at_once_without_a_gpu() -> None:
-    with Beside(torch.device("cpu")) as second, second.beside(torch.ones(1)):
-        total = torch.ones(3).sum()
-    assert total == 3
+def chain_of(net: EmbeddingNet, monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
+    """The layers that a net hands over."""
+    handed: list[list[Layer]] = []
+    monkeypatch.setattr(fused_layers, "through_layers", lambda _, layers, x: handed.append(layers) or x)
+    net.fused(casts_of(net), torch.zeros(1, WIDTH, device=DEVICE))
+    return handed[0]
+
+
+def test_layers_of_one_shape_learn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = chain_of(net_of(), monkeypatch)
+    together = {batch.numbers: batch.read for batch in batches_of(layers) if len(batch.numbers) > 1}
+    assert together == {
+        (2, 3, 4, 5): slice(0, 4, 1),  # of the two blocks
+        (7, 11, 14, 17): slice(0, 7, 2),  # of the bottlenecks
+        (9, 12, 15, 18): slice(1, 8, 2),
+        (10, 13, 16): slice(1, 4, 1),
+    }
+    alone = [batch for batch in batches_of(layers) if len(batch.numbers) == 1]
+    assert alone == [Batch((number,), None) for number in (1, 6, 19)]
+    places = places_of(layers)
+    for numbers, read in together.items():
+        sources = [layers[number - 1].source for number in numbers]
+        (width,) = {layers[number - 1].linear.in_features for number in numbers}
+        shelf = [number for number, place in places.items() if place.width == width]
+        assert shelf[read] == sources
+
+
+@pytest.mark.parametrize(
+    ("sources", "together"),
+    [((1, 2, 3), True), ((1, 3, 5), True), ((1, 2, 4), False), ((2, 2, 2), False), ((3, 2, 1), False)],
+)
+def test_layers_learn_alone_where_they_read_at_other_distances(sources: tuple[int, ...], together: bool) -> None:
+    maps = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+    norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(3))
+    shaken(maps)
+    shaken(norms)
+    whole = nn.ModuleList([maps, norms]).to(DEVICE)
+    # Five maps one after the other; then three of one shape that read some of them, each with what was before it added.
+    chain = [Layer(maps[number], None, number) for number in range(5)]
+    chain += [Layer(maps[5 + at], norms[at], source, skip=5 + at) for at, source in enumerate(sources)]
+    assert (len(batches_of(chain)) == 1) == together
+
+    def plain(x: Tensor) -> Tensor:
+        values = [x]
+        for number in range(5):
+            values.append(maps[number](values[-1]))
+        for at, source in enumerate(sources):
+            values.append(nn.functional.silu(norms[at](maps[5 + at](values[source])) + values[-1]))
+        return values[-1]
+
+    x = torch.randn(6, 4, device=DEVICE, requires_grad=True)
+    actual, expected = through_layers(casts_of(whole), chain, x), plain(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    found, wanted = (torch.autograd.grad(y.square().sum(), [x, *whole.parameters()]) for y in (actual, expected))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_what_comes_out_is_the_callers_own() -> None:
+    """To overwrite it must not change what the backward pass reads."""
+    net, x = net_of(), torch.randn(5, WIDTH, device=DEVICE)
+    expected = gradients(net, x, torch.ones_like(x), fused=True)[1:]
+    moved = x.clone().requires_grad_()
+    out = net.fused(casts_of(net), moved)
+    again = torch.autograd.grad(out.mul_(1.0), [moved, *net.parameters()], torch.ones_like(x))
+    for one, other in zip(again, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_sums_beside_the_rest_are_those_of_one_stream(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_gradients_in_low_precision_are_near() -> None:
     net = net_of(256)
-    x = torch.randn(4000, 256, device=DEVICE, dtype=dtype)
+    x = torch.randn(4000, 256, device=DEVICE)
     grad = torch.randn_like(x)
-    several = [gradients(net, x, grad, fused=True) for _ in range(20)]
-    monkeypatch.setattr(fused_layers, "Beside", lambda _: Beside(torch.device("cpu")))
-    one_stream = gradients(net, x, grad, fused=True)
-    for outcome in several:
-        for one, other in zip(outcome, one_stream, strict=True):
-            near = 1e-4 if dtype == torch.float32 else 2e-2  # rows of few bits make sums of many as rough
-            torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.detach().abs().max()))
-
-
-@on_gpu
-def test_on_a_gpu_what_fails_beside_is_waited_for_too() -> None:
-    """A capture that ends with work that nobody waits for would fail by that, and say nothing of the cause."""
-    graph, number = torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
-    failing = contextlib.suppress(ZeroDivisionError)
-    with torch.cuda.graph(graph), failing, Beside(number.device) as second, second.beside(number):
-        number += 1
-        raise ZeroDivisionError
-    graph.replay()
-    assert number.item() == 1
+    expected = gradients(net, x, grad, fused=False)
+    for one, other in zip(gradients(net, x.bfloat16(), grad.bfloat16(), fused=True), expected, strict=True):
+        assert (one - other).norm() < 5e-2 * other.norm()
 
 
 @on_gpu
@@ -168,8 +210,6 @@ def test_on_a_gpu_a_graph_of_it_gives_the_same_each_time() -> None:
     torch.cuda.current_stream().wait_stream(warm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with Beside(x.device):
-            pass  # where nothing was done beside, there is nothing to wait for
         actual = gradients(net, x, grad, fused=True)
     for _ in range(5):
         graph.replay()

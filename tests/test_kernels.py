@@ -161,7 +161,8 @@ def test_normed(with_skip: bool, silu: bool, rows: int, width: int, dtype: torch
     fill_normed(x, scale, shift, skip, out, eps=EPS, silu=silu)
     assert_close(out, expected.detach(), dtype)
 
-    grad, sums = random(rows, width, dtype=dtype), random(norm_programs(rows, width), 3 * width)
+    grad, around = random(rows, width, dtype=dtype), random(norm_programs(rows, width) + 2, 3 * width + 5)
+    sums, others = around[:, 2:-3], around[:, [0, 1, -3, -2, -1]]  # beside those of other norms, and more than it needs
     x_grad, scale_grad, shift_grad, *expected_skip_grad = torch.autograd.grad(expected, inputs, grad.double())
     actual_x_grad, skip_grad = torch.empty_like(x), torch.empty_like(x) if with_skip else None
     normed_backward(grad, x, scale, shift, skip, actual_x_grad, skip_grad, sums, eps=EPS, silu=silu)
@@ -170,6 +171,7 @@ def test_normed(with_skip: bool, silu: bool, rows: int, width: int, dtype: torch
         assert skip_grad is not None
         assert_close(skip_grad, one, dtype)
     assert_sums(torch.zeros_like(sums), sums, scale_grad, shift_grad, x_grad.sum(0))
+    assert torch.equal(around[:, [0, 1, -3, -2, -1]], others)
 
 
 @sizes

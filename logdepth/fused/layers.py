@@ -1,21 +1,22 @@
 """Linear maps and LayerNorms one after the other, with skips, as one node of the graph.
 
-As one, because of its backward pass: a chain of short kernels, beside which the weights' gradients are summed.
+As one, because of its backward pass: gradients of rows are a chain of short kernels. What parameters learn is summed
+when all of it is done, and together: one product for layers of one shape, one sum for all norms.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from logdepth.fused.beside import Beside
 from logdepth.fused.casts import Casts
-from logdepth.fused.linear_and_norm import normed_gradients
 from logdepth.fused.once import by_kernels
 from logdepth.fused.weights import matrix_grad
 from logdepth.kernels.column_sums import column_sums
-from logdepth.kernels.norm import fill_normed
+from logdepth.kernels.norm import fill_normed, norm_programs, normed_backward
 
 
 class Layer(NamedTuple):
@@ -29,6 +30,10 @@ class Layer(NamedTuple):
     """Likewise."""
     silu: bool = True
 
+    @property
+    def width(self) -> int:
+        return self.linear.out_features
+
     def reads(self) -> tuple[int, ...]:
         return (self.source,) if self.skip is None else (self.source, self.skip)
 
@@ -37,99 +42,191 @@ class Layer(NamedTuple):
         return tuple(one for module in modules for one in (module.weight, module.bias))
 
 
-class _Trace(NamedTuple):
-    """What a backward pass reads of a layer; of one without a norm, none of the last four."""
-
-    x: Tensor
-    weight: Tensor
-    mapped: Tensor | None = None
-    scale: Tensor | None = None
-    shift: Tensor | None = None
-    skip: Tensor | None = None
-
-
 def through_layers(casts: Casts, layers: Sequence[Layer], x: Tensor) -> Tensor:
     """What the last layer makes of `x` `[rows, width]`, in the dtype of the products; all others are read."""
     learnt = [one for layer in layers for one in layer.parameters()]
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *learnt)):
         return _Layers.apply(casts, tuple(layers), x, *learnt)  # type: ignore[no-any-return, no-untyped-call]
-    return _forward(casts, layers, x, None)
-
-
-def _forward(casts: Casts, layers: Sequence[Layer], x: Tensor, traces: list[_Trace] | None) -> Tensor:
-    """Adds the traces, or keeps no value longer than it is read."""
     values = {0: x}
     last_read = {value: number for number, layer in enumerate(layers, start=1) for value in layer.reads()}
     for number, layer in enumerate(layers, start=1):
-        values[number] = _value(casts, layer, values, traces)
-        if traces is None:
-            values = {value: kept for value, kept in values.items() if last_read.get(value, number + 1) > number}
+        values[number] = x.new_empty(len(x), layer.width)
+        _fill(casts, layer, values, values[number])
+        # No value is kept longer than it is read.
+        values = {value: kept for value, kept in values.items() if last_read.get(value, number + 1) > number}
     return values[len(layers)]
 
 
-def _value(casts: Casts, layer: Layer, values: Mapping[int, Tensor], traces: list[_Trace] | None) -> Tensor:
-    x, weight = values[layer.source], casts[layer.linear.weight]
-    mapped = torch.addmm(casts[layer.linear.bias], x, weight.t())
+def _fill(casts: Casts, layer: Layer, values: Mapping[int, Tensor], out: Tensor) -> Tensor | None:
+    """Fills a layer's value; returns what its norm reads, if it has one."""
+    weight, bias = casts[layer.linear.weight], casts[layer.linear.bias]
     if layer.norm is None:
-        if traces is not None:
-            traces.append(_Trace(x, weight))
-        return mapped
+        torch.addmm(bias, values[layer.source], weight.t(), out=out)
+        return None
+    mapped = torch.addmm(bias, values[layer.source], weight.t())
     skip = None if layer.skip is None else values[layer.skip]
-    scale, shift = layer.norm.weight, layer.norm.bias
-    out = torch.empty_like(mapped)
-    fill_normed(mapped, scale, shift, skip, out, eps=layer.norm.eps, silu=layer.silu)
-    if traces is not None:
-        traces.append(_Trace(x, weight, mapped, scale, shift, skip))
-    return out
+    fill_normed(mapped, layer.norm.weight, layer.norm.bias, skip, out, eps=layer.norm.eps, silu=layer.silu)
+    return mapped
+
+
+class Place(NamedTuple):
+    """Of a value on a shelf. There is one for each width, `[values, rows, width]`: a product takes several at once."""
+
+    width: int
+    at: int
+
+
+def places_of(layers: Sequence[Layer]) -> dict[int, Place]:
+    """Of all values but the first and the last, which are the caller's."""
+    places: dict[int, Place] = {}
+    for number, layer in enumerate(layers[:-1], start=1):
+        places[number] = Place(layer.width, sum(one.width == layer.width for one in places.values()))
+    return places
+
+
+class Batch(NamedTuple):
+    """Layers of one shape, all with a norm, whose weights' gradients are one product."""
+
+    numbers: tuple[int, ...]
+    """From 1 on, as the values that they make."""
+    read: slice | None
+    """Where what they read lies on its shelf; None for one layer by itself."""
+
+
+def batches_of(layers: Sequence[Layer]) -> list[Batch]:
+    """All layers with a norm; together are those that read values at equal distances."""
+    places = places_of(layers)
+    alike: dict[tuple[int, int, bool], list[int]] = {}
+    for number, layer in enumerate(layers, start=1):
+        if layer.norm is not None:
+            kind = layer.linear.in_features, layer.width, layer.source in places
+            alike.setdefault(kind, []).append(number)
+    batches: list[Batch] = []
+    for (_, _, on_shelf), numbers in alike.items():
+        read = [places[layers[number - 1].source].at for number in numbers] if on_shelf else []
+        distances = {after - before for before, after in itertools.pairwise(read)}
+        if len(distances) == 1 and min(distances) > 0:
+            batches.append(Batch(tuple(numbers), slice(read[0], read[-1] + 1, distances.pop())))
+        else:
+            batches += [Batch((number,), None) for number in numbers]
+    return batches
+
+
+class _Trace(NamedTuple):
+    """What a backward pass reads of a layer beside values; of one without a norm, its weight alone."""
+
+    weight: Tensor
+    mapped: Tensor | None
+    scale: Tensor | None
+    shift: Tensor | None
 
 
 class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, casts: Casts, layers: Sequence[Layer], x: Tensor, *_learnt: Tensor) -> Tensor:
+        counts = Counter(place.width for place in places_of(layers).values())
+        shelves = {width: x.new_empty(count, len(x), width) for width, count in counts.items()}
+        values = _values(layers, x, shelves)
+        values[len(layers)] = out = x.new_empty(len(x), layers[-1].width)
         traces: list[_Trace] = []
-        out = _forward(casts, layers, x, traces)
-        ctx.layers = layers
-        ctx.save_for_backward(*(one for trace in traces for one in trace))
+        for number, layer in enumerate(layers, start=1):
+            mapped = _fill(casts, layer, values, values[number])
+            of_norm = (None, None) if layer.norm is None else (layer.norm.weight, layer.norm.bias)
+            traces.append(_Trace(casts[layer.linear.weight], mapped, *of_norm))
+        ctx.layers, ctx.widths = layers, tuple(shelves)
+        ctx.save_for_backward(x, *shelves.values(), *(one for trace in traces for one in trace))
         return out
 
     @staticmethod
     @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layers: Sequence[Layer] = ctx.layers
-        saved, size = ctx.saved_tensors, len(_Trace._fields)
-        grads = {len(layers): grad.contiguous()}
-        learnt: list[Tensor] = []
-        with Beside(grad.device) as second:
-            for number in range(len(layers), 0, -1):
-                layer, trace = layers[number - 1], _Trace(*saved[size * (number - 1) : size * number])
-                of_mapped, of_skip, learnt_here = _backward(second, layer, trace, grads.pop(number))
-                learnt = [*learnt_here, *learnt]
-                if layer.skip is not None and of_skip is not None:
-                    grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
-                if layer.source in grads:  # made here: what came in was popped first
-                    grads[layer.source].addmm_(of_mapped, trace.weight)
-                else:
-                    grads[layer.source] = of_mapped @ trace.weight
-        return None, None, grads[0], *learnt
+        x, *saved = ctx.saved_tensors
+        shelves, saved = dict(zip(ctx.widths, saved, strict=False)), saved[len(ctx.widths) :]
+        size = len(_Trace._fields)
+        traces = [_Trace(*saved[first : first + size]) for first in range(0, len(saved), size)]
+        backward = _Backward(ctx.layers, x, shelves, traces)
+        x_grad = backward.of_rows(grad)
+        return None, None, x_grad, *backward.of_parameters()
 
 
-def _backward(
-    second: Beside, layer: Layer, trace: _Trace, grad: Tensor
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """Gradients of W · x + b, of the skip, and of the parameters; these are summed beside the rest."""
-    if layer.norm is None:
-        with second.beside(grad):
-            learnt = matrix_grad(grad, trace.x), column_sums(grad)
-        second.made(*learnt)
-        return grad, None, learnt
-    assert trace.mapped is not None
-    assert trace.scale is not None
-    assert trace.shift is not None
-    of_mapped, of_skip, partial_sums = normed_gradients(
-        grad, trace.mapped, trace.scale, trace.shift, trace.skip, eps=layer.norm.eps, silu=layer.silu
-    )
-    with second.beside(of_mapped, partial_sums):
-        sums, weight_grad = column_sums(partial_sums), matrix_grad(of_mapped, trace.x)
-    second.made(sums, weight_grad)
-    scale_grad, shift_grad, bias_grad = torch.split(sums, len(trace.scale))
-    return of_mapped, of_skip, (weight_grad, bias_grad, scale_grad, shift_grad)
+def _values(layers: Sequence[Layer], x: Tensor, shelves: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """All but the last."""
+    return {0: x} | {number: shelves[width][at] for number, (width, at) in places_of(layers).items()}
+
+
+class _Backward:
+    """One backward pass: gradients of rows, then those of parameters."""
+
+    def __init__(
+        self, layers: Sequence[Layer], x: Tensor, shelves: Mapping[int, Tensor], traces: Sequence[_Trace]
+    ) -> None:
+        self.layers, self.shelves, self.traces = layers, shelves, traces
+        self.values = _values(layers, x, shelves)
+        self.batches = batches_of(layers)
+        widths = [layers[batch.numbers[0] - 1].width for batch in self.batches]
+        self.rooms = [
+            x.new_empty(len(batch.numbers), len(x), width) for batch, width in zip(self.batches, widths, strict=True)
+        ]
+        numbers = [number for batch in self.batches for number in batch.numbers]
+        self.of_mapped = dict(zip(numbers, (one for room in self.rooms for one in room), strict=True))
+        """Gradients of W · x + b; those of layers without a norm come to it."""
+        self.columns = [3 * layers[number - 1].width for number in numbers]
+        num_sums = max((norm_programs(len(x), columns // 3) for columns in self.columns), default=0)
+        self.all_sums = torch.empty(num_sums, sum(self.columns), device=x.device)
+        """Partial ones over rows, of all norms side by side: for scale, shift and the bias of the map."""
+        self.sums = dict(zip(numbers, torch.split(self.all_sums, self.columns, dim=1), strict=True))
+
+    def of_rows(self, grad: Tensor) -> Tensor:
+        """The gradient of what came in."""
+        grads = {len(self.layers): grad.contiguous()}
+        for number in range(len(self.layers), 0, -1):
+            layer = self.layers[number - 1]
+            of_skip = self._through_norm(number, grads.pop(number))
+            if layer.skip is not None and of_skip is not None:
+                grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
+            of_mapped, weight = self.of_mapped[number], self.traces[number - 1].weight
+            if layer.source in grads:  # made here: what came in was popped first
+                grads[layer.source].addmm_(of_mapped, weight)
+            else:
+                grads[layer.source] = of_mapped @ weight
+        return grads[0]
+
+    def _through_norm(self, number: int, grad: Tensor) -> Tensor | None:
+        """From the gradient of a layer's value to that of its skip, and to those that are kept for its parameters."""
+        layer, trace = self.layers[number - 1], self.traces[number - 1]
+        if layer.norm is None:
+            self.of_mapped[number] = grad
+            return None
+        assert trace.mapped is not None
+        assert trace.scale is not None
+        assert trace.shift is not None
+        skip = None if layer.skip is None else self.values[layer.skip]
+        of_skip = None if skip is None else torch.empty_like(skip)
+        normed_backward(
+            grad, trace.mapped, trace.scale, trace.shift, skip, self.of_mapped[number], of_skip, self.sums[number],
+            eps=layer.norm.eps, silu=layer.silu,
+        )  # fmt: skip
+        return of_skip
+
+    def of_parameters(self) -> tuple[Tensor, ...]:
+        """In the order of the layers' own, after `of_rows`."""
+        learnt: dict[int, tuple[Tensor, ...]] = {}
+        for batch, room in zip(self.batches, self.rooms, strict=True):
+            learnt |= {number: (weight,) for number, weight in self._of_weights(batch, room)}
+        of_norms = torch.split(column_sums(self.all_sums), self.columns)
+        for number, sums in zip(self.sums, of_norms, strict=True):
+            scale, shift, bias = torch.split(sums, len(sums) // 3)
+            learnt[number] += (bias, scale, shift)
+        for number, layer in enumerate(self.layers, start=1):
+            if layer.norm is None:
+                of_mapped = self.of_mapped[number]
+                learnt[number] = matrix_grad(of_mapped, self.values[layer.source]), column_sums(of_mapped)
+        return tuple(one for number in sorted(learnt) for one in learnt[number])
+
+    def _of_weights(self, batch: Batch, of_mapped: Tensor) -> Iterable[tuple[int, Tensor]]:
+        first = self.layers[batch.numbers[0] - 1]
+        if batch.read is None:
+            return [(batch.numbers[0], matrix_grad(of_mapped[0], self.values[first.source]))]
+        return zip(
+            batch.numbers, matrix_grad(of_mapped, self.shelves[first.linear.in_features][batch.read]), strict=True
+        )

@@ -50,17 +50,8 @@ class _Normed(torch.autograd.Function):
     @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, shift = ctx.saved_tensors
-        x_grad, _, sums = normed_gradients(grad, x, scale, shift, None, eps=ctx.eps, silu=False)
+        x_grad = torch.empty_like(x)
+        sums = torch.empty(norm_programs(len(x), len(scale)), 3 * len(scale), device=x.device)
+        normed_backward(grad.contiguous(), x, scale, shift, None, x_grad, None, sums, eps=ctx.eps, silu=False)
         scale_grad, shift_grad, _ = torch.split(column_sums(sums), len(scale))
         return None, None, x_grad, scale_grad, shift_grad
-
-
-def normed_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, *, eps: float, silu: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of act(LN(x) + skip): gradients of x and skip, and partial sums over rows of those of scale, shift and x."""
-    x_grad = torch.empty_like(x)
-    skip_grad = None if skip is None else torch.empty_like(skip)
-    sums = torch.empty(norm_programs(len(x), len(scale)), 3 * len(scale), device=x.device)
-    normed_backward(grad.contiguous(), x, scale, shift, skip, x_grad, skip_grad, sums, eps=eps, silu=silu)
-    return x_grad, skip_grad, sums

@@ -67,14 +67,15 @@ class NetWeights(NamedTuple):
 
 
 def matrix_grad(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
-    """leftᵀ · right in float32, added to `total` where there is one."""
-    left = left.t()
+    """leftᵀ · right in float32, added to `total` where there is one; without, also for a batch of them."""
+    left = left.mT
     if left.is_cuda and left.dtype != torch.float32:
         if total is None:
-            return torch.mm(left, right, out_dtype=torch.float32)
+            product = torch.bmm if left.ndim == 3 else torch.mm
+            return product(left, right, out_dtype=torch.float32)
         return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-    product = (left @ right).float()
-    return product if total is None else total.add_(product)
+    found = (left @ right).float()
+    return found if total is None else total.add_(found)
 
 
 class Totals:

@@ -44,13 +44,14 @@ def normed_backward(
 ) -> None:
     """Fills the gradients of x and skip.
 
-    `sums` `[norm_programs(…), 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
+    `sums` `[norm_programs(…) or more, 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
+    Its rows need not lie side by side.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
     _normed_backward[(len(sums),)](
         grad, x, scale, shift, x if skip is None else skip, x_grad, x_grad if skip_grad is None else skip_grad, sums,
-        eps, num_rows, width, *tile, skip is not None, silu,
+        sums.stride(0), eps, num_rows, width, *tile, skip is not None, silu,
         num_warps=tile_warps(width),
     )  # fmt: skip
 
@@ -173,6 +174,7 @@ def _normed_backward(
     x_grad,
     skip_grad,
     sums,
+    sums_apart,
     eps,
     num_rows,
     width,
@@ -205,7 +207,7 @@ def _normed_backward(
         inward = unit_grad(out * by, unit, deviation, inside, width)
         tl.store(x_grad + place, inward, mask=inside)
         x_sum += inward
-    own = sums + tl.program_id(0) * 3 * width
+    own = sums + tl.program_id(0) * sums_apart
     column = tl.arange(0, block)
     store_sums(own, scale_sum, column, width)
     store_sums(own + width, shift_sum, column, width)

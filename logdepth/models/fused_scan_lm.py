@@ -4,12 +4,12 @@ The leaf of a token depends on nothing but the token, unless embeddings are drop
 computed once for each entry of the vocabulary where there are more tokens than entries, and looked up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.capture import keep
@@ -49,7 +49,7 @@ class FusedScanLM:
     def features(self, model: "ScanLM", tokens: Tokens, prefixes_of: FusedPrefixesOf) -> Tensor:
         """What the head reads; `prefixes_of` makes the states of all prefixes of leaves shaped as the tokens."""
         weight = model.embedding.weight
-        casts = Casts(model.layers.parameters(), arithmetic_dtype(weight))  # type: ignore[attr-defined]
+        casts = Casts(_read_by_products(model.layers), arithmetic_dtype(weight))
         lookups = Lookups(tokens, model.vocab_size)
         features = None
         if rate_of(model.embed_dropout):
@@ -88,6 +88,13 @@ class FusedScanLM:
                 self._leaf_table = table
         keep(table)
         return lookups.rows(table, room_for)
+
+
+def _read_by_products(layers: "Sequence[ScanLayer]") -> Iterator[Tensor]:
+    """All weights but those of norms, which kernels read as they are."""
+    for part in (part for layer in layers for part in layer.modules()):
+        if not isinstance(part, nn.LayerNorm):
+            yield from part.parameters(recurse=False)
 
 
 def _leaves(casts: Casts, layer: "ScanLayer", features: Rows) -> Rows:
