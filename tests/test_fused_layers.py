@@ -87,23 +87,26 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
 
 def test_without_a_backward_pass_no_value_is_kept_longer_than_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = net_of(), torch.randn(3, WIDTH, device=DEVICE)
-    made: list[weakref.ref[Tensor]] = []
+    made: list[weakref.ref[Any]] = []
     alive: list[int] = []
     original = fused_layers.fill_normed
 
-    def watched(mapped: Tensor, *others: Any, **settings: Any) -> None:
-        made.append(weakref.ref(mapped))
+    def watched(
+        mapped: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, out: Tensor, **settings: Any
+    ) -> None:
+        made.append(weakref.ref(out.untyped_storage()))
         alive.append(sum(one() is not None for one in made))
-        original(mapped, *others, **settings)
+        original(mapped, scale, shift, skip, out, **settings)
 
     monkeypatch.setattr(fused_layers, "fill_normed", watched)
     with torch.no_grad():
         net.fused(casts_of(net), x)
-    assert max(alive) == 1
+    assert len(made) == 18
+    assert max(alive) == 3  # what is read, what is skipped to, and what is made
     alive.clear()
     made.clear()
     kept = net.fused(casts_of(net), x)
-    assert max(alive) == len(made) > 10
+    assert max(alive) == len(made)
     assert kept.requires_grad
 
 
@@ -117,31 +120,30 @@ def test_nothing_is_kept_where_nothing_learns() -> None:
     torch.testing.assert_close(moved.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def chain_of(net: EmbeddingNet, monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
-    """The layers that a net hands over."""
+def layers_of(net: EmbeddingNet, monkeypatch: pytest.MonkeyPatch) -> dict[int, Layer]:
+    """Those that a net hands over, as they are numbered."""
     handed: list[list[Layer]] = []
     monkeypatch.setattr(fused_layers, "through_layers", lambda _, layers, x: handed.append(layers) or x)
     net.fused(casts_of(net), torch.zeros(1, WIDTH, device=DEVICE))
-    return handed[0]
+    return dict(enumerate(handed[0], start=1))
 
 
 def test_layers_of_one_shape_learn_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = chain_of(net_of(), monkeypatch)
-    together = {batch.numbers: batch.read for batch in batches_of(layers) if len(batch.numbers) > 1}
+    layers = layers_of(net_of(), monkeypatch)
+    places = places_of(layers)
+    batches = batches_of(layers, places)
+    assert [batch for batch in batches if batch.read is None] == [Batch((number,), None) for number in (1, 6, 19)]
+    together = {batch.numbers: batch.read for batch in batches if batch.read is not None}
     assert together == {
         (2, 3, 4, 5): slice(0, 4, 1),  # of the two blocks
         (7, 11, 14, 17): slice(0, 7, 2),  # of the bottlenecks
         (9, 12, 15, 18): slice(1, 8, 2),
         (10, 13, 16): slice(1, 4, 1),
     }
-    alone = [batch for batch in batches_of(layers) if len(batch.numbers) == 1]
-    assert alone == [Batch((number,), None) for number in (1, 6, 19)]
-    places = places_of(layers)
     for numbers, read in together.items():
-        sources = [layers[number - 1].source for number in numbers]
-        (width,) = {layers[number - 1].linear.in_features for number in numbers}
+        (width,) = {layers[number].linear.in_features for number in numbers}
         shelf = [number for number, place in places.items() if place.width == width]
-        assert shelf[read] == sources
+        assert shelf[read] == [layers[number].source for number in numbers]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,8 @@ def test_layers_learn_alone_where_they_read_at_other_distances(sources: tuple[in
     # Five maps one after the other; then three of one shape that read some of them, each with what was before it added.
     chain = [Layer(maps[number], None, number) for number in range(5)]
     chain += [Layer(maps[5 + at], norms[at], source, skip=5 + at) for at, source in enumerate(sources)]
-    assert (len(batches_of(chain)) == 1) == together
+    layers = dict(enumerate(chain, start=1))
+    assert (len(batches_of(layers, places_of(layers))) == 1) == together
 
     def plain(x: Tensor) -> Tensor:
         values = [x]
@@ -186,14 +189,50 @@ def test_what_comes_out_is_the_callers_own() -> None:
         assert torch.equal(one, other)
 
 
-@on_gpu
-def test_on_a_gpu_gradients_in_low_precision_are_near() -> None:
-    net = net_of(256)
-    x = torch.randn(4000, 256, device=DEVICE)
+def test_other_widths_and_small_numbers_for_the_norms() -> None:
+    first, last, norms = nn.Linear(6, 6), nn.Linear(6, 10), (nn.LayerNorm(6, eps=0.5), nn.LayerNorm(10, eps=2.0))
+    whole = nn.ModuleList([first, last, *norms]).to(DEVICE)
+    shaken(whole)
+    x = torch.randn(4, 6, device=DEVICE, requires_grad=True)
+    apart = torch.randn(6, 4, device=DEVICE).t().detach().requires_grad_()  # rows that do not lie side by side
+    for given in (x, apart):
+        inner = nn.functional.silu(norms[0](first(given)) + given)
+        expected = norms[1](last(inner))
+        layers = [Layer(first, norms[0], 0, skip=0), Layer(last, norms[1], 1, silu=False)]
+        actual = through_layers(casts_of(whole), layers, given)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        found, wanted = (
+            torch.autograd.grad(y.square().sum(), [given, *whole.parameters()]) for y in (actual, expected)
+        )
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_kept_may_be_elsewhere_meanwhile() -> None:
+    net, x = net_of(), torch.randn(5, WIDTH, device=DEVICE)
+    expected = gradients(net, x, torch.ones_like(x), fused=True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda one: one):
+        actual = gradients(net, x, torch.ones_like(x), fused=True)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_rows", [0, 40])
+def test_gradients_in_low_precision_are_near(num_rows: int) -> None:
+    net, x = net_of(32), torch.randn(num_rows, 32, device=DEVICE)
     grad = torch.randn_like(x)
     expected = gradients(net, x, grad, fused=False)
     for one, other in zip(gradients(net, x.bfloat16(), grad.bfloat16(), fused=True), expected, strict=True):
-        assert (one - other).norm() < 5e-2 * other.norm()
+        assert (one - other).norm() <= 8e-2 * other.norm()
+
+
+@on_gpu
+def test_on_a_gpu_gradients_of_many_rows_are_near() -> None:
+    net, x = net_of(256), torch.randn(4000, 256, device=DEVICE)
+    grad = torch.randn_like(x)
+    expected = gradients(net, x, grad, fused=False)
+    for one, other in zip(gradients(net, x.bfloat16(), grad.bfloat16(), fused=True), expected, strict=True):
+        assert (one - other).norm() < 8e-2 * other.norm()
 
 
 @on_gpu

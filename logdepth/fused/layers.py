@@ -6,7 +6,7 @@ when all of it is done, and together: one product for layers of one shape, one s
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,14 +42,19 @@ class Layer(NamedTuple):
         return tuple(one for module in modules for one in (module.weight, module.bias))
 
 
+Layers = Mapping[int, Layer]
+"""By the number of the value that each makes."""
+
+
 def through_layers(casts: Casts, layers: Sequence[Layer], x: Tensor) -> Tensor:
     """What the last layer makes of `x` `[rows, width]`, in the dtype of the products; all others are read."""
+    numbered, x = dict(enumerate(layers, start=1)), x.contiguous()
     learnt = [one for layer in layers for one in layer.parameters()]
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *learnt)):
-        return _Layers.apply(casts, tuple(layers), x, *learnt)  # type: ignore[no-any-return, no-untyped-call]
+        return _Layers.apply(casts, numbered, x, *learnt)  # type: ignore[no-any-return, no-untyped-call]
     values = {0: x}
-    last_read = {value: number for number, layer in enumerate(layers, start=1) for value in layer.reads()}
-    for number, layer in enumerate(layers, start=1):
+    last_read = {value: number for number, layer in numbered.items() for value in layer.reads()}
+    for number, layer in numbered.items():
         values[number] = x.new_empty(len(x), layer.width)
         _fill(casts, layer, values, values[number])
         # No value is kept longer than it is read.
@@ -76,11 +81,14 @@ class Place(NamedTuple):
     at: int
 
 
-def places_of(layers: Sequence[Layer]) -> dict[int, Place]:
+def places_of(layers: Layers) -> dict[int, Place]:
     """Of all values but the first and the last, which are the caller's."""
+    taken: Counter[int] = Counter()
     places: dict[int, Place] = {}
-    for number, layer in enumerate(layers[:-1], start=1):
-        places[number] = Place(layer.width, sum(one.width == layer.width for one in places.values()))
+    for number in list(layers)[:-1]:
+        width = layers[number].width
+        places[number] = Place(width, taken[width])
+        taken[width] += 1
     return places
 
 
@@ -88,25 +96,23 @@ class Batch(NamedTuple):
     """Layers of one shape, all with a norm, whose weights' gradients are one product."""
 
     numbers: tuple[int, ...]
-    """From 1 on, as the values that they make."""
     read: slice | None
     """Where what they read lies on its shelf; None for one layer by itself."""
 
 
-def batches_of(layers: Sequence[Layer]) -> list[Batch]:
-    """All layers with a norm; together are those that read values at equal distances."""
-    places = places_of(layers)
+def batches_of(layers: Layers, places: Mapping[int, Place]) -> list[Batch]:
+    """All layers with a norm. Those of one shape are together where what they read lies at equal distances."""
     alike: dict[tuple[int, int, bool], list[int]] = {}
-    for number, layer in enumerate(layers, start=1):
+    for number, layer in layers.items():
         if layer.norm is not None:
             kind = layer.linear.in_features, layer.width, layer.source in places
             alike.setdefault(kind, []).append(number)
     batches: list[Batch] = []
     for (_, _, on_shelf), numbers in alike.items():
-        read = [places[layers[number - 1].source].at for number in numbers] if on_shelf else []
+        read = [places[layers[number].source].at for number in numbers] if on_shelf else []
         distances = {after - before for before, after in itertools.pairwise(read)}
-        if len(distances) == 1 and min(distances) > 0:
-            batches.append(Batch(tuple(numbers), slice(read[0], read[-1] + 1, distances.pop())))
+        if len(distances) == 1 and (distance := distances.pop()) > 0:
+            batches.append(Batch(tuple(numbers), slice(read[0], read[-1] + 1, distance)))
         else:
             batches += [Batch((number,), None) for number in numbers]
     return batches
@@ -123,17 +129,18 @@ class _Trace(NamedTuple):
 
 class _Layers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, casts: Casts, layers: Sequence[Layer], x: Tensor, *_learnt: Tensor) -> Tensor:
-        counts = Counter(place.width for place in places_of(layers).values())
+    def forward(ctx: Any, casts: Casts, layers: Layers, x: Tensor, *_learnt: Tensor) -> Tensor:
+        ctx.layers, ctx.places = layers, places_of(layers)
+        counts = Counter(place.width for place in ctx.places.values())
         shelves = {width: x.new_empty(count, len(x), width) for width, count in counts.items()}
-        values = _values(layers, x, shelves)
-        values[len(layers)] = out = x.new_empty(len(x), layers[-1].width)
+        values = _values(ctx.places, x, shelves)
+        out = values[len(layers)] = x.new_empty(len(x), layers[len(layers)].width)
         traces: list[_Trace] = []
-        for number, layer in enumerate(layers, start=1):
+        for number, layer in layers.items():
             mapped = _fill(casts, layer, values, values[number])
             of_norm = (None, None) if layer.norm is None else (layer.norm.weight, layer.norm.bias)
             traces.append(_Trace(casts[layer.linear.weight], mapped, *of_norm))
-        ctx.layers, ctx.widths = layers, tuple(shelves)
+        ctx.widths = tuple(shelves)
         ctx.save_for_backward(x, *shelves.values(), *(one for trace in traces for one in trace))
         return out
 
@@ -141,51 +148,55 @@ class _Layers(torch.autograd.Function):
     @by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        shelves, saved = dict(zip(ctx.widths, saved, strict=False)), saved[len(ctx.widths) :]
-        size = len(_Trace._fields)
-        traces = [_Trace(*saved[first : first + size]) for first in range(0, len(saved), size)]
-        backward = _Backward(ctx.layers, x, shelves, traces)
-        x_grad = backward.of_rows(grad)
-        return None, None, x_grad, *backward.of_parameters()
+        num_shelves, size = len(ctx.widths), len(_Trace._fields)
+        shelves, saved = dict(zip(ctx.widths, saved[:num_shelves], strict=True)), saved[num_shelves:]
+        traces = {number: _Trace(*saved[size * (number - 1) : size * number]) for number in ctx.layers}
+        backward = _Backward(ctx.layers, ctx.places, x, shelves, traces)
+        return None, None, backward.of_rows(grad), *backward.of_parameters()
 
 
-def _values(layers: Sequence[Layer], x: Tensor, shelves: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def _values(places: Mapping[int, Place], x: Tensor, shelves: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """All but the last."""
-    return {0: x} | {number: shelves[width][at] for number, (width, at) in places_of(layers).items()}
+    return {0: x} | {number: shelves[width][at] for number, (width, at) in places.items()}
 
 
 class _Backward:
     """One backward pass: gradients of rows, then those of parameters."""
 
     def __init__(
-        self, layers: Sequence[Layer], x: Tensor, shelves: Mapping[int, Tensor], traces: Sequence[_Trace]
+        self,
+        layers: Layers,
+        places: Mapping[int, Place],
+        x: Tensor,
+        shelves: Mapping[int, Tensor],
+        traces: Mapping[int, _Trace],
     ) -> None:
         self.layers, self.shelves, self.traces = layers, shelves, traces
-        self.values = _values(layers, x, shelves)
-        self.batches = batches_of(layers)
-        widths = [layers[batch.numbers[0] - 1].width for batch in self.batches]
-        self.rooms = [
-            x.new_empty(len(batch.numbers), len(x), width) for batch, width in zip(self.batches, widths, strict=True)
-        ]
-        numbers = [number for batch in self.batches for number in batch.numbers]
-        self.of_mapped = dict(zip(numbers, (one for room in self.rooms for one in room), strict=True))
-        """Gradients of W · x + b; those of layers without a norm come to it."""
-        self.columns = [3 * layers[number - 1].width for number in numbers]
-        num_sums = max((norm_programs(len(x), columns // 3) for columns in self.columns), default=0)
-        self.all_sums = torch.empty(num_sums, sum(self.columns), device=x.device)
-        """Partial ones over rows, of all norms side by side: for scale, shift and the bias of the map."""
-        self.sums = dict(zip(numbers, torch.split(self.all_sums, self.columns, dim=1), strict=True))
+        self.values = _values(places, x, shelves)
+        self.batches = batches_of(layers, places)
+        self.rooms = [x.new_empty(len(one.numbers), len(x), layers[one.numbers[0]].width) for one in self.batches]
+        self.of_mapped: dict[int, Tensor] = {}
+        """Gradients of W · x + b; those of layers without a norm are added."""
+        for batch, room in zip(self.batches, self.rooms, strict=True):
+            self.of_mapped |= zip(batch.numbers, room, strict=True)
+        widths = [layers[number].width for number in self.of_mapped]
+        num_sums = max((norm_programs(len(x), width) for width in widths), default=0)
+        self.all_sums = torch.empty(num_sums, 3 * sum(widths), device=x.device)
+        """Of all norms side by side: partial sums over rows, for scale, shift and the bias of the map before it."""
+        self.columns = [3 * width for width in widths]
+        self.sums = dict(zip(self.of_mapped, torch.split(self.all_sums, self.columns, dim=1), strict=True))
 
     def of_rows(self, grad: Tensor) -> Tensor:
         """The gradient of what came in."""
         grads = {len(self.layers): grad.contiguous()}
         for number in range(len(self.layers), 0, -1):
-            layer = self.layers[number - 1]
+            layer = self.layers[number]
             of_skip = self._through_norm(number, grads.pop(number))
+            # In place: all that are left were made here, since the last layer has taken what came in.
             if layer.skip is not None and of_skip is not None:
-                grads[layer.skip] = grads[layer.skip] + of_skip if layer.skip in grads else of_skip
-            of_mapped, weight = self.of_mapped[number], self.traces[number - 1].weight
-            if layer.source in grads:  # made here: what came in was popped first
+                grads[layer.skip] = grads[layer.skip].add_(of_skip) if layer.skip in grads else of_skip
+            of_mapped, weight = self.of_mapped[number], self.traces[number].weight
+            if layer.source in grads:
                 grads[layer.source].addmm_(of_mapped, weight)
             else:
                 grads[layer.source] = of_mapped @ weight
@@ -193,7 +204,7 @@ class _Backward:
 
     def _through_norm(self, number: int, grad: Tensor) -> Tensor | None:
         """From the gradient of a layer's value to that of its skip, and to those that are kept for its parameters."""
-        layer, trace = self.layers[number - 1], self.traces[number - 1]
+        layer, trace = self.layers[number], self.traces[number]
         if layer.norm is None:
             self.of_mapped[number] = grad
             return None
@@ -208,25 +219,26 @@ class _Backward:
         )  # fmt: skip
         return of_skip
 
-    def of_parameters(self) -> tuple[Tensor, ...]:
-        """In the order of the layers' own, after `of_rows`."""
-        learnt: dict[int, tuple[Tensor, ...]] = {}
+    def of_parameters(self) -> list[Tensor]:
+        """In the order of the layers' own, after `of_rows`. Those of one product, or sum, share its memory."""
+        weights: dict[int, Tensor] = {}
+        biases: dict[int, Tensor] = {}
+        norms: dict[int, tuple[Tensor, ...]] = {}
         for batch, room in zip(self.batches, self.rooms, strict=True):
-            learnt |= {number: (weight,) for number, weight in self._of_weights(batch, room)}
-        of_norms = torch.split(column_sums(self.all_sums), self.columns)
-        for number, sums in zip(self.sums, of_norms, strict=True):
-            scale, shift, bias = torch.split(sums, len(sums) // 3)
-            learnt[number] += (bias, scale, shift)
-        for number, layer in enumerate(self.layers, start=1):
+            weights |= zip(batch.numbers, self._of_weights(batch, room), strict=True)
+        totals = torch.split(column_sums(self.all_sums), self.columns)
+        for number, total in zip(self.sums, totals, strict=True):
+            scale, shift, biases[number] = total.view(3, -1)
+            norms[number] = scale, shift
+        for number, layer in self.layers.items():
             if layer.norm is None:
-                of_mapped = self.of_mapped[number]
-                learnt[number] = matrix_grad(of_mapped, self.values[layer.source]), column_sums(of_mapped)
-        return tuple(one for number in sorted(learnt) for one in learnt[number])
+                weights[number] = matrix_grad(self.of_mapped[number], self.values[layer.source])
+                biases[number] = column_sums(self.of_mapped[number])
+        return [one for number in self.layers for one in (weights[number], biases[number], *norms.get(number, ()))]
 
-    def _of_weights(self, batch: Batch, of_mapped: Tensor) -> Iterable[tuple[int, Tensor]]:
-        first = self.layers[batch.numbers[0] - 1]
+    def _of_weights(self, batch: Batch, of_mapped: Tensor) -> Tensor:
+        """`[layers, out, in]`."""
+        first = self.layers[batch.numbers[0]]
         if batch.read is None:
-            return [(batch.numbers[0], matrix_grad(of_mapped[0], self.values[first.source]))]
-        return zip(
-            batch.numbers, matrix_grad(of_mapped, self.shelves[first.linear.in_features][batch.read]), strict=True
-        )
+            return matrix_grad(of_mapped[0], self.values[first.source])[None]
+        return matrix_grad(of_mapped, self.shelves[first.linear.in_features][batch.read])

@@ -44,8 +44,8 @@ def normed_backward(
 ) -> None:
     """Fills the gradients of x and skip.
 
-    `sums` `[norm_programs(…) or more, 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
-    Its rows need not lie side by side.
+    `sums` `[programs, 3 · width]`, best of norm_programs(…), gets partial sums over rows: of the gradients of scale,
+    shift and x. Its rows may lie apart.
     """
     num_rows, width = x.shape
     tile = tile_of(width)
