@@ -101,7 +101,7 @@ def draw_training(report: Report) -> "Figure":
     found = results(report, "training")
     best: list[Result] = []
     places: list[float] = []
-    shapes = sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: shape[1])
+    shapes = sorted({(one["batch"], one["context"]) for one in found}, key=lambda shape: (shape[1], shape[0]))
     for number_of_shape, (batch, context) in enumerate(shapes):
         for model in (*OURS, *THEIRS):
             for recompute in (False, True) if model in OURS else (None,):

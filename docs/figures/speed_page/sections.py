@@ -80,7 +80,7 @@ def _cells(found: list[Result], contexts: list[int], model: str, text: Callable[
 
 
 def training(report: Report) -> str:
-    found = sorted(results(report, "training"), key=lambda one: one["context"])
+    found = sorted(results(report, "training"), key=_shape)
     head = ("", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB")
     return f"{_attentions(found)}\n\n{table(head, map(_training_row, found))}"
 
@@ -88,7 +88,7 @@ def training(report: Report) -> str:
 def training_floor(report: Report) -> str:
     everything = measured(report)
     rows = []
-    for one in sorted(results(report, "training"), key=lambda one: one["context"]):
+    for one in sorted(results(report, "training"), key=_shape):
         if "products_as_run" in one:
             floors = [bars.floor_milliseconds(everything, one[f"flops_{kind}"]) for kind in bars.FLOORS]
             alone = [one[f"products_{kind}"]["milliseconds"] for kind in bars.FLOORS]
@@ -97,6 +97,11 @@ def training_floor(report: Report) -> str:
     words = bars.FLOORS.values()
     head = ["ms", "step", "measured", *(f"floor, {one}" for one in words), *(f"products alone, {one}" for one in words)]
     return table(head, rows)
+
+
+def _shape(one: Result) -> tuple[int, int]:
+    """Of a step: the order of the rows."""
+    return one["context"], one["batch"]
 
 
 def large(report: Report) -> str:
