@@ -42,6 +42,14 @@ def gradients(net: EmbeddingNet, x: Tensor, grad: Tensor, *, fused: bool) -> tup
     return value, *torch.autograd.grad(value, [x, *net.parameters()], grad)
 
 
+def assert_alike(actual: Tensor, expected: Tensor, learnt: list[Tensor]) -> None:
+    """Values, and gradients of what is learnt."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    found, wanted = (torch.autograd.grad(y.square().sum(), learnt) for y in (actual, expected))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 7])
 def test_a_net_as_one_node(num_rows: int) -> None:
     net, x = net_of(), torch.randn(num_rows, WIDTH, device=DEVICE)
@@ -69,11 +77,7 @@ def test_a_value_that_is_read_three_times_and_an_end_without_a_norm() -> None:
     chain[2] = Layer(third, norm, 2, skip=1)
     inner = first(x)
     expected = nn.functional.silu(norm(third(norm(second(inner)) + inner)) + inner)
-    actual = through_layers(casts_of(whole), chain, x)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    found, wanted = (torch.autograd.grad(y.square().sum(), [x, *whole.parameters()]) for y in (actual, expected))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    assert_alike(through_layers(casts_of(whole), chain, x), expected, [x, *whole.parameters()])
 
 
 def test_gradients_are_added_to_those_that_are_there() -> None:
@@ -171,11 +175,7 @@ def test_layers_learn_alone_where_they_read_at_other_distances(sources: tuple[in
         return values[-1]
 
     x = torch.randn(6, 4, device=DEVICE, requires_grad=True)
-    actual, expected = through_layers(casts_of(whole), chain, x), plain(x)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    found, wanted = (torch.autograd.grad(y.square().sum(), [x, *whole.parameters()]) for y in (actual, expected))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert_alike(through_layers(casts_of(whole), chain, x), plain(x), [x, *whole.parameters()])
 
 
 def test_what_comes_out_is_the_callers_own() -> None:
