@@ -47,7 +47,7 @@ def assert_alike(actual: Tensor, expected: Tensor, learnt: list[Tensor]) -> None
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     found, wanted = (torch.autograd.grad(y.square().sum(), learnt) for y in (actual, expected))
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7])
@@ -91,26 +91,31 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
 
 def test_without_a_backward_pass_no_value_is_kept_longer_than_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = net_of(), torch.randn(3, WIDTH, device=DEVICE)
-    made: list[weakref.ref[Any]] = []
-    alive: list[int] = []
+    mapped: list[weakref.ref[Tensor]] = []
+    values: list[weakref.ref[Any]] = []
+    alive: list[tuple[int, int]] = []
     original = fused_layers.fill_normed
 
-    def watched(
-        mapped: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, out: Tensor, **settings: Any
-    ) -> None:
-        made.append(weakref.ref(out.untyped_storage()))
-        alive.append(sum(one() is not None for one in made))
-        original(mapped, scale, shift, skip, out, **settings)
+    def watched(one: Tensor, scale: Tensor, shift: Tensor, skip: Tensor | None, out: Tensor, **settings: Any) -> None:
+        mapped.append(weakref.ref(one))
+        values.append(weakref.ref(out.untyped_storage()))
+        alive.append((sum(one() is not None for one in mapped), sum(one() is not None for one in values)))
+        original(one, scale, shift, skip, out, **settings)
+
+    def most_alive() -> tuple[int, int]:
+        most_mapped, most_values = (max(counts) for counts in zip(*alive, strict=True))
+        for found in (mapped, values, alive):
+            found.clear()
+        return most_mapped, most_values
 
     monkeypatch.setattr(fused_layers, "fill_normed", watched)
     with torch.no_grad():
         net.fused(casts_of(net), x)
-    assert len(made) == 18
-    assert max(alive) == 3  # what is read, what is skipped to, and what is made
-    alive.clear()
-    made.clear()
+    num_norms = len(mapped)
+    assert num_norms > 10
+    assert most_alive() == (1, 3)  # of values: what is read, what is skipped to, and what is made
     kept = net.fused(casts_of(net), x)
-    assert max(alive) == len(made)
+    assert most_alive() == (num_norms, num_norms)
     assert kept.requires_grad
 
 
@@ -199,13 +204,7 @@ def test_other_widths_and_small_numbers_for_the_norms() -> None:
         inner = nn.functional.silu(norms[0](first(given)) + given)
         expected = norms[1](last(inner))
         layers = [Layer(first, norms[0], 0, skip=0), Layer(last, norms[1], 1, silu=False)]
-        actual = through_layers(casts_of(whole), layers, given)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-        found, wanted = (
-            torch.autograd.grad(y.square().sum(), [given, *whole.parameters()]) for y in (actual, expected)
-        )
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        assert_alike(through_layers(casts_of(whole), layers, given), expected, [given, *whole.parameters()])
 
 
 def test_what_is_kept_may_be_elsewhere_meanwhile() -> None:
@@ -217,22 +216,13 @@ def test_what_is_kept_may_be_elsewhere_meanwhile() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("num_rows", [0, 40])
-def test_gradients_in_low_precision_are_near(num_rows: int) -> None:
-    net, x = net_of(32), torch.randn(num_rows, 32, device=DEVICE)
+@pytest.mark.parametrize(("num_rows", "width"), [(0, 32), (40, 32), pytest.param(4000, 256, marks=on_gpu)])
+def test_gradients_in_low_precision_are_near(num_rows: int, width: int) -> None:
+    net, x = net_of(width), torch.randn(num_rows, width, device=DEVICE)
     grad = torch.randn_like(x)
     expected = gradients(net, x, grad, fused=False)
     for one, other in zip(gradients(net, x.bfloat16(), grad.bfloat16(), fused=True), expected, strict=True):
         assert (one - other).norm() <= 8e-2 * other.norm()
-
-
-@on_gpu
-def test_on_a_gpu_gradients_of_many_rows_are_near() -> None:
-    net, x = net_of(256), torch.randn(4000, 256, device=DEVICE)
-    grad = torch.randn_like(x)
-    expected = gradients(net, x, grad, fused=False)
-    for one, other in zip(gradients(net, x.bfloat16(), grad.bfloat16(), fused=True), expected, strict=True):
-        assert (one - other).norm() < 8e-2 * other.norm()
 
 
 @on_gpu
