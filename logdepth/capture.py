@@ -20,9 +20,6 @@ REMEMBERED_KEYS = 1024
 _kept: list[list[object]] = []
 """What the captures under way, the innermost last, want alive: the backward pass of one runs in a thread of its own."""
 
-_for_replays: list[bool] = [False]
-"""Whether what runs now is to be replayed; the innermost call last."""
-
 _failed: list[object] = []
 """Graphs whose capture failed: parts of torch may still point to them."""
 
@@ -34,14 +31,6 @@ def keep(thing: object) -> None:
     """
     if _kept:
         _kept[-1].append(thing)
-
-
-def for_replays() -> bool:
-    """Whether what runs now will be replayed again and again: a capture, or the last run of its kind before it.
-
-    For what takes longer to work out than it saves in one run.
-    """
-    return _for_replays[-1]
 
 
 class CaptureError(RuntimeError):
@@ -93,7 +82,7 @@ class Captured:
         max_graphs: kinds of calls that get a graph.
         clone: whether results are the caller's to keep; by default they are overwritten by the next call.
         changes: tensors outside that the function changes, such as weights: a replay then counts as a change of them.
-        say: gets the line that says why there is no graph; by default a warning.
+        on_warning: gets the line that says why there is no graph; by default a warning.
     """
 
     def __init__(
@@ -104,13 +93,13 @@ class Captured:
         max_graphs: int = 8,
         clone: bool = False,
         changes: Iterable[Tensor] = (),
-        say: Callable[[str], None] | None = None,
+        on_warning: Callable[[str], None] | None = None,
     ) -> None:
         if warmups < 1 or max_graphs < 0:
             raise ValueError(f"warmups must be at least 1 and max_graphs 0; got {warmups} and {max_graphs}")
         self.function, self.warmups, self.max_graphs, self.clone = function, warmups, max_graphs, clone
         self.changes = tuple(changes)
-        self.say = say or partial(warnings.warn, stacklevel=4)
+        self.on_warning = on_warning or partial(warnings.warn, stacklevel=4)
         self.recordings: dict[Hashable, Recording | None] = {}
         """By kind of call; None where the capture failed."""
         self._calls: dict[Hashable, int] = {}
@@ -132,8 +121,7 @@ class Captured:
             recorder = self._recorder = self._recorder or recorder_on(device)
             before = self._calls.get(key, 0)
             if before < self.warmups:
-                with _to_be_replayed(before == self.warmups - 1):
-                    outputs = recorder.warm_up(partial(run, *tensors))
+                outputs = recorder.warm_up(partial(run, *tensors))
                 self._count(key)  # a call that failed has set up nothing for sure
                 return _results(outputs)
             self._calls.pop(key)
@@ -156,7 +144,7 @@ class Captured:
 
     def _record(self, recorder: Recorder, run: Callable[..., Outputs], tensors: tuple[Tensor, ...]) -> Recording | None:
         inputs = tuple(one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
-        with _keeping() as kept, _to_be_replayed(True):
+        with _keeping() as kept:
             try:
                 graph, outputs = recorder.record(lambda: _apart_from(inputs, _results(run(*inputs))))
             except CaptureError as error:
@@ -180,7 +168,7 @@ class Captured:
             self._has_said = True
             function = self.function.func if isinstance(self.function, partial) else self.function
             name = getattr(function, "__name__", type(function).__name__).strip("_")
-            self.say(f"no CUDA graph of {name}: {why}")
+            self.on_warning(f"no CUDA graph of {name}: {why}")
 
 
 class CudaRecorder:
@@ -310,15 +298,6 @@ def _keeping() -> Iterator[list[object]]:
         yield kept
     finally:
         _kept.pop()
-
-
-@contextlib.contextmanager
-def _to_be_replayed(truly: bool) -> Iterator[None]:
-    _for_replays.append(truly)
-    try:
-        yield
-    finally:
-        _for_replays.pop()
 
 
 @contextlib.contextmanager

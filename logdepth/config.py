@@ -92,10 +92,17 @@ def _encode(hint: Any, value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
-        return [_encode(None, item) for item in value]
+        item_hint = _item_hint(hint)
+        return [_encode(item_hint, item) for item in value]
     if isinstance(value, dict):
         return {key: _encode(None, item) for key, item in value.items()}
     return value
+
+
+def _item_hint(hint: Any) -> Any:
+    """The type of a tuple's items."""
+    options = (typing.get_args(option) for option in _options(hint) if typing.get_origin(option) is tuple)
+    return next((arguments[0] for arguments in options if arguments), None)
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:
@@ -103,7 +110,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
     kinds = _dataclasses_of(hint)
-    if kinds:
+    if kinds and not (isinstance(value, str) and str in options):
         return _decode_dataclass(kinds, value, where)
     for option in options:
         origin, arguments = typing.get_origin(option), typing.get_args(option)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
+from logdepth.acceleration import kernels_as_asked
 from logdepth.capture import Captured
 from logdepth.data import StoreInfo, TokenStore, document_bounds
 from logdepth.models import LanguageModel
@@ -26,12 +26,10 @@ PAPER_CONTEXTS = tuple(range(32, 2977, 128))
 """The paper's grid: 32, 160, …, 2,976."""
 BATCH_TOKENS = 16_384
 """Tokens that go through a model at once; longer windows go through in parts, with the state carried on."""
-BATCH_LOGITS = 2**27
-"""Logits that a model gives at once: with a large vocabulary, fewer tokens."""
 
 
-NatsOf = Callable[[Tensor, Tensor], Tensor]
-"""Inputs and targets, `[rows, length]` each, to the loss at each place."""
+TokenLosses = Callable[[Tensor, Tensor], Tensor]
+"""Inputs and targets, `[rows, length]` each, to the loss at each position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return self.nats / self.tokens
 
     @property
@@ -78,7 +76,7 @@ class Evaluation:
 
     @property
     def position_loss(self) -> NDArray[np.float64]:
-        """Nats a token at each position of a window; NaN where nothing was predicted."""
+        """Nats per token at each position of a window; NaN where nothing was predicted."""
         counted = self.position_tokens > 0
         return np.where(counted, self.position_nats / np.maximum(self.position_tokens, 1), np.nan)
 
@@ -105,17 +103,17 @@ class Evaluation:
         return found
 
 
-def nats_graphs(model: LanguageModel, say: Callable[[str], None]) -> Captured:
-    """For evaluations of a model whose weights change between them: CUDA graphs that read these in every pass.
+def loss_graphs(model: LanguageModel, on_warning: Callable[[str], None]) -> Captured:
+    """CUDA graphs for evaluations of a model whose weights change between them; every replay reads the weights.
 
-    say: gets the line that says why there is no graph.
+    on_warning: called with the line that says why there is no graph.
     """
 
-    def nats(inputs: Tensor, targets: Tensor) -> Tensor:
-        with model.weights_held():  # for this pass: what depends on weights alone is a part of the graph
-            return _nats(model, inputs, targets)
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        with model.frozen_weights():  # for this pass: what depends on weights alone is a part of the graph
+            return _token_losses(model, inputs, targets)
 
-    return Captured(nats, say=say)
+    return Captured(losses, on_warning=on_warning)
 
 
 class _Windows(NamedTuple):
@@ -135,7 +133,7 @@ def evaluate(
     stride: int | None = None,
     precision: Precision = "auto",
     reset_at_documents: bool = False,
-    accelerate: bool = False,
+    accelerate: bool = True,
     graphs: Captured | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
@@ -145,9 +143,8 @@ def evaluate(
         stride: how far a window starts after the one before; only its tokens that were not yet predicted count, so
             that each has at least `context - stride` tokens before it. By default `context`: windows side by side.
         reset_at_documents: each document in a window starts anew, for models that were trained so.
-        accelerate: windows of one shape are replayed as a CUDA graph. Fused kernels are the model's: see its method
-            `accelerate`.
-        graphs: the model's `nats_graphs`, to be replayed by one evaluation after the other.
+        accelerate: on a GPU, use kernels, and replay windows of one shape as a CUDA graph.
+        graphs: the model's `loss_graphs`, to be replayed by one evaluation after the other.
         on_progress: called with the tokens predicted so far; what it raises ends the evaluation.
     """
     stride = context if stride is None else stride
@@ -160,15 +157,15 @@ def evaluate(
     nats, counts = np.zeros(longest), np.zeros(longest, dtype=np.int64)
     was_training = model.training
     model.eval()
-    nats_of: NatsOf = graphs or (Captured(partial(_nats, model)) if accelerate else partial(_nats, model))
+    plain = partial(_token_losses, model)
+    losses_of: TokenLosses = graphs or (Captured(plain) if accelerate else plain)
     try:
         done = 0
-        batch_tokens = min(BATCH_TOKENS, max(1, BATCH_LOGITS // model.vocab_size))
-        with nullcontext() if graphs else model.weights_held():
-            for windows in _windows(len(store) - 1, context, stride, batch_tokens):
+        with kernels_as_asked(accelerate), nullcontext() if graphs else model.frozen_weights():
+            for windows in _windows(len(store) - 1, context, stride, BATCH_TOKENS):
                 rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
                 with arithmetic(precision, device):
-                    losses = _losses(model, nats_of, torch.from_numpy(rows).to(device), separator, batch_tokens)
+                    losses = _losses(model, losses_of, torch.from_numpy(rows).to(device), separator, BATCH_TOKENS)
                 losses = losses[:, windows.counted_from :]
                 nats[windows.counted_from : windows.length] += losses.sum(axis=0)
                 counts[windows.counted_from : windows.length] += len(rows)
@@ -204,32 +201,32 @@ def _windows(num_predictions: int, context: int, stride: int, batch_tokens: int)
 
 
 def _losses(
-    model: LanguageModel, nats_of: NatsOf, rows: Tensor, separator: int | None, batch_tokens: int
+    model: LanguageModel, losses_of: TokenLosses, rows: Tensor, separator: int | None, batch_tokens: int
 ) -> NDArray[np.float64]:
     """Nats at every position of `[rows, length + 1]` tokens."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
     if separator is None:
-        return _row_losses(model, nats_of, inputs, targets, batch_tokens)
+        return _row_losses(model, losses_of, inputs, targets, batch_tokens)
     bounds = document_bounds(inputs.cpu().numpy(), separator)
-    losses = _document_losses(model, nats_of, inputs.flatten(), targets.flatten(), bounds, batch_tokens)
+    losses = _document_losses(model, losses_of, inputs.flatten(), targets.flatten(), bounds, batch_tokens)
     return losses.reshape(inputs.shape)
 
 
 def _row_losses(
-    model: LanguageModel, nats_of: NatsOf, inputs: Tensor, targets: Tensor, batch_tokens: int
+    model: LanguageModel, losses_of: TokenLosses, inputs: Tensor, targets: Tensor, batch_tokens: int
 ) -> NDArray[np.float64]:
     if inputs.numel() <= batch_tokens:
-        return _on_host(nats_of(inputs, targets))
+        return _on_host(losses_of(inputs, targets))
     parts, state = [], model.init_state(len(inputs))
     part = max(1, batch_tokens // len(inputs))
     for start in range(0, inputs.shape[1], part):
-        logits, state = model.step(inputs[:, start : start + part], state)
-        parts.append(_on_host(_cross_entropy(logits, targets[:, start : start + part])))
+        losses, state = model.token_losses(inputs[:, start : start + part], targets[:, start : start + part], state)
+        parts.append(_on_host(losses))
     return np.concatenate(parts, axis=1)
 
 
 def _document_losses(
-    model: LanguageModel, nats_of: NatsOf, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
+    model: LanguageModel, losses_of: TokenLosses, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
 ) -> NDArray[np.float64]:
     """Each packed document as if alone: as many at once as the bound allows, also where a model pads them."""
     losses, first = [], 0
@@ -242,21 +239,16 @@ def _document_losses(
             last += 1
         part = slice(bounds[first], bounds[last])
         if last == first + 1:
-            losses.append(_row_losses(model, nats_of, inputs[None, part], targets[None, part], batch_tokens)[0])
+            losses.append(_row_losses(model, losses_of, inputs[None, part], targets[None, part], batch_tokens)[0])
         else:
             cu_seqlens = [bound - bounds[first] for bound in bounds[first : last + 1]]
-            losses.append(_on_host(_cross_entropy(model(inputs[part], cu_seqlens=cu_seqlens), targets[part])))
+            losses.append(_on_host(model.token_losses(inputs[part], targets[part], cu_seqlens=cu_seqlens)[0]))
         first = last
     return np.concatenate(losses)
 
 
-def _nats(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    return _cross_entropy(model(inputs), targets)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
-    return losses.view(targets.shape)
+def _token_losses(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:
+    return model.token_losses(inputs, targets)[0]
 
 
 def _on_host(losses: Tensor) -> NDArray[np.float64]:

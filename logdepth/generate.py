@@ -1,22 +1,22 @@
-"""Text from a model, token by token: prompts of unequal lengths together, each row's text as it comes.
+"""Text from a model, token by token: prompts of different lengths as one batch, each row's text as it comes.
 
-A row depends on its prompt, its number and the seed alone: the rows beside it do not change its text.
+A row's text depends on its prompt, its number and the seed only, not on the other rows.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from logdepth.acceleration import kernels_as_asked
 from logdepth.data import Tokenizer
 from logdepth.decoding import Decoder
 from logdepth.errors import UserError
-from logdepth.models import LanguageModel, ModelState, ScanLM
-from logdepth.models.language_model import going_on_without
+from logdepth.models import LM, LanguageModel, ModelState
 from logdepth.runs import Precision, arithmetic
 
 
@@ -25,17 +25,17 @@ class SamplingConfig:
     """How the next token is chosen."""
 
     max_tokens: int = 200
-    """Tokens after each prompt, at most."""
+    """Maximum number of tokens after each prompt."""
     temperature: float = 1.0
-    """Below 1 the likely becomes likelier; 0 takes the likeliest."""
+    """Softmax temperature: below 1, likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
-    """Choose among this many likeliest tokens only."""
+    """Choose only among this many likeliest tokens; by default among all."""
     top_p: float | None = None
-    """Choose among the likeliest tokens that together have this probability only."""
+    """Choose only among the likeliest tokens that together have this probability; by default among all."""
     seed: int = 0
-    """Of the choices."""
+    """Random seed for the choice of tokens."""
     stop: tuple[str, ...] = ()
-    """A row ends where one of these texts appears; it is left out."""
+    """Texts at which a row ends; the text itself is left out."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -53,7 +53,7 @@ class SamplingConfig:
 
 
 class Piece(NamedTuple):
-    """A bit of text of one row; the last piece of a row says so."""
+    """A piece of the text of one row; the last piece of a row is marked."""
 
     row: int
     text: str
@@ -62,18 +62,18 @@ class Piece(NamedTuple):
 
 @dataclass
 class _Row:
-    """One text in the making."""
+    """A text that is being generated."""
 
     number: int
     generator: np.random.Generator
     tokens: list[int]
-    """Those of the prompt, then those chosen."""
+    """The prompt's tokens, then the chosen ones."""
     left: int
-    """How many more may be chosen."""
+    """How many more tokens may be chosen."""
     decoded: tuple[int, int]
-    """Tokens before the second place are text already; those from the first on are decoded again for the spaces."""
+    """Tokens before the second index are text already; those from the first index on are decoded again for the spaces."""
     held: str = ""
-    """Text not given out yet: it may be the beginning of a stop text."""
+    """Text that is not given out yet, because it may be the beginning of a stop text."""
 
 
 @torch.inference_mode()
@@ -85,20 +85,18 @@ def generate(
     *,
     separated: bool = True,
     precision: Precision = "auto",
-    accelerate: bool = False,
-    say: Callable[[str], None] = warnings.warn,
+    accelerate: bool = True,
+    on_warning: Callable[[str], None] = warnings.warn,
 ) -> Iterator[Piece]:
     """The texts that follow the prompts, in pieces as they come.
 
     Args:
         separated: whether the model knows the end of a document, which then ends a text and starts one without a
             prompt.
-        accelerate: fused kernels, from now on in all that the model computes, and CUDA graphs for its steps.
-        say: told in one line, once, what of that does not apply.
+        accelerate: on a GPU, use kernels, and record steps as CUDA graphs.
+        on_warning: called with one line, once, if steps cannot be recorded.
     """
     model.eval()
-    if accelerate and (reason := model.accelerate()):
-        say(going_on_without(reason))
     device = next(model.parameters()).device
     rows = []
     for number, prompt in enumerate(prompts):
@@ -107,14 +105,18 @@ def generate(
         rows.append(_Row(number, generator, tokens, config.max_tokens, (0, len(tokens))))
     if not rows:
         return
-    with arithmetic(precision, device):
+    with arithmetic(precision, device), kernels_as_asked(accelerate):
         lengths = [len(row.tokens) for row in rows]
         padded = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
         for number, row in enumerate(rows):
             padded[number, : lengths[number]] = torch.tensor(row.tokens)
         logits, state = model.step(padded.to(device), model.init_state(len(rows)), lengths=lengths)
         last = logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
-    steps = _steps_after(model, state, accelerate, say)
+    steps: Decoder | _ModelSteps
+    if isinstance(model, LM):
+        steps = Decoder(model, state, graphs=accelerate, on_warning=on_warning)
+    else:
+        steps = _ModelSteps(model, state)
     while True:
         chosen = [_choose(scores, config, row.generator) for scores, row in zip(_rows(last), rows, strict=True)]
         going = []
@@ -130,12 +132,12 @@ def generate(
             rows = [rows[place] for place in going]
             steps.select(going)
         newest = torch.tensor([row.tokens[-1] for row in rows], device=device)
-        with arithmetic(precision, device):
+        with arithmetic(precision, device), kernels_as_asked(accelerate):
             last = steps.step(newest)
 
 
 class _ModelSteps:
-    """Tokens one by one through `model.step`, for models without a decoder of their own."""
+    """Tokens one by one through `model.step`, for models that are no LM."""
 
     def __init__(self, model: LanguageModel, state: ModelState) -> None:
         self.model, self.at = model, state
@@ -146,16 +148,6 @@ class _ModelSteps:
 
     def select(self, rows: Sequence[int]) -> None:
         self.at = self.at.select(rows)
-
-
-def _steps_after(
-    model: LanguageModel, state: Any, accelerate: bool, say: Callable[[str], None]
-) -> Decoder | _ModelSteps:
-    if isinstance(model, ScanLM):
-        return Decoder(model, state, graphs=accelerate, kernels=accelerate, leaf_table=accelerate, say=say)
-    if accelerate:
-        say(f"a {type(model).__name__} generates token by token without CUDA graphs")
-    return _ModelSteps(model, state)
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, separated: bool) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from logdepth.acceleration import kernels_as_asked
 from logdepth.capture import Captured
 from logdepth.models import LanguageModel
 from logdepth.runs import Precision, arithmetic
@@ -47,19 +48,19 @@ def time_model(
     batch_tokens: int = 16_384,
     what: What = "forward",
     precision: Precision = "auto",
-    accelerate: bool = False,
+    accelerate: bool = True,
     repeats: int = 10,
     warmups: int = 3,
 ) -> Iterator[Timing]:
     """Times a batch at each context length: `batch_size` rows, or as many as make `batch_tokens`.
 
-    Tokens are random; the numbers are medians of single batches after warm-up, each awaited on the device. With
-    `accelerate` a batch is one CUDA graph; fused kernels are the model's: see its method `accelerate`.
+    Tokens are random. The numbers are medians of single batches after warm-up, each awaited on the device. With
+    `accelerate`, on a GPU, kernels are used and a batch is one CUDA graph.
     """
     device = next(model.parameters()).device
     model.train(what == "train")
     generator = torch.Generator().manual_seed(0)
-    with model.weights_held():
+    with model.frozen_weights():
         for context in contexts:
             rows = batch_size or max(1, batch_tokens // context)
             tokens = torch.randint(model.vocab_size, (rows, context + 1), generator=generator).to(device)
@@ -95,12 +96,12 @@ def _work(
 
     @torch.inference_mode()
     def forward(tokens: Tensor) -> Tensor:
-        with arithmetic(precision, device):
+        with arithmetic(precision, device), kernels_as_asked(accelerate):
             logits: Tensor = model(tokens[:, :-1])
         return logits
 
     def forward_and_backward(tokens: Tensor) -> Tensor:
-        with arithmetic(precision, device):
+        with arithmetic(precision, device), kernels_as_asked(accelerate):
             loss = model.loss(tokens[:, :-1], tokens[:, 1:])
         torch.autograd.backward(loss)
         model.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from logdepth import ScanState, scan
 from logdepth.operators import GRC, MLPLDRU, PostMerge
-from logdepth.operators.activation import ActivationName
+from logdepth.ops.activation import ActivationName
 from logdepth.scanning import Operator, OperatorPair
 
 WIDTH = 8

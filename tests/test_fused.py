@@ -20,7 +20,7 @@ from logdepth import ScanState, reduce, scan
 from logdepth.fused import FusedOperator, merges
 from logdepth.kernels import few_rows
 from logdepth.operators import MLPLDRU
-from logdepth.operators.activation import ActivationName
+from logdepth.ops.activation import ActivationName
 from logdepth.scanning import Operator, OperatorPair, reference
 from tests.fused_models import (
     DEVICE,

@@ -12,7 +12,7 @@ from logdepth import ScanState, reduce, scan
 from logdepth.capture import Captured, for_replays
 from logdepth.fused import FusedOperator, in_place, operators, products
 from logdepth.fused.in_place import InPlace
-from logdepth.fused.program import Program, program_of
+from logdepth.scanning.program import Program, program_of
 from logdepth.kernels import linear
 from logdepth.scanning.plan_cache import PLANS
 from tests.fused_models import (

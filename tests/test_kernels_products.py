@@ -10,8 +10,8 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from logdepth.kernels import linear as products
-from logdepth.kernels.activation import activate
-from logdepth.kernels.linear import linear_activated
+from logdepth.ops.activation_kernel import activate
+from logdepth.ops.linear_kernel import linear_activated
 from tests.kernel_numbers import (
     ACTIVATIONS,
     DEVICE,

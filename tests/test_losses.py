@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from logdepth import losses
 from logdepth.kernels import usable_on
-from logdepth.losses import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy
+from logdepth.ops.cross_entropy import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy
 from tests.heads import assert_is_truth, head, truth
 
 CPU = torch.device("cpu")
@@ -300,7 +300,7 @@ def test_chunks_of_the_usual_batch(vocab: int, chunk: int) -> None:
 
 def test_triton_is_imported_only_where_it_is_used() -> None:
     code = (
-        "import sys, torch, logdepth.losses as losses; losses.CHUNK_LOGITS = 8; "
+        "import sys, torch, logdepth.ops.cross_entropy as losses; losses.CHUNK_LOGITS = 8; "
         "losses.linear_cross_entropy(torch.ones(4, 2), torch.ones(5, 2), torch.zeros(4).long()); "
         "assert 'triton' not in sys.modules"
     )

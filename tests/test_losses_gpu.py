@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth import losses
-from logdepth.losses import linear_cross_entropy
+from logdepth.ops.cross_entropy import linear_cross_entropy
 from tests.heads import assert_is_truth, head, truth
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

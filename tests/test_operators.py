@@ -17,7 +17,7 @@ from logdepth.operators import (
     PostMerge,
     PostMergeConfig,
 )
-from logdepth.operators.initialisation import variance_scaling_
+from logdepth.ops.linear import variance_scaling_
 from logdepth.scanning import reference
 from tests.toy import assert_same, gradients, random_elements
 

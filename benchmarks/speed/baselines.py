@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from benchmarks.speed.bench import Bench, Result
 from logdepth.capture import Outputs
-from logdepth.fused.casts import arithmetic_dtype
-from logdepth.losses import linear_cross_entropy
+from logdepth.ops.precision import arithmetic_dtype
+from logdepth.ops.cross_entropy import linear_cross_entropy
 from logdepth.models import Transformer, TransformerConfig
 from logdepth.models.attention import causal_attention, sinusoids
 

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from logdepth.associativity.outcome import SCAN, Associativity, InParts
-from logdepth.associativity.trees import WithTree, left_fold, scanned, shifted
+from logdepth.associativity.trees import PrefixesOf, WithTree, left_fold, scanned, shifted
 from logdepth.associativity.triples import Distance, distances, num_groups
 from logdepth.associativity.windows import spread_windows
 from logdepth.data import TokenStore
 from logdepth.errors import UserError
-from logdepth.evaluate import BATCH_LOGITS, BATCH_TOKENS, evaluate
-from logdepth.models import ScanLM
-from logdepth.models.scan_lm import PrefixesOf
+from logdepth.evaluate import BATCH_TOKENS, evaluate
+from logdepth.models import LM
 from logdepth.progress import Progress
 from logdepth.runs import Precision
 from logdepth.shapes import Tokens
@@ -29,7 +28,7 @@ PARTS = 16
 
 
 def study(
-    model: ScanLM,
+    model: LM,
     store: TokenStore,
     *,
     context: int,
@@ -69,12 +68,13 @@ def study(
     )
 
 
-def longest_context(model: ScanLM) -> int:
+def longest_context(model: LM) -> int:
     """Windows that `evaluate` gives to a model whole: in parts, there would be a state to go on from."""
-    return min(BATCH_TOKENS, BATCH_LOGITS // model.vocab_size)
+    del model
+    return BATCH_TOKENS
 
 
-def _all_distances(model: ScanLM, windows: Tokens, num_seeds: int) -> tuple[list[Distance], list[list[Distance]]]:
+def _all_distances(model: LM, windows: Tokens, num_seeds: int) -> tuple[list[Distance], list[list[Distance]]]:
     groups = num_groups(len(windows))
     found: list[list[Distance]] = []
     with Progress("distances", (1 + num_seeds) * groups, unit="groups of windows") as progress:
@@ -92,12 +92,12 @@ def _all_distances(model: ScanLM, windows: Tokens, num_seeds: int) -> tuple[list
     return found[0], found[1:]
 
 
-def _untrained(model: ScanLM, seed: int) -> ScanLM:
+def _untrained(model: LM, seed: int) -> LM:
     """What training started from, were this its seed."""
     weight = model.embedding.weight
     with torch.random.fork_rng(devices=[]):  # the caller's numbers stay as they were
         torch.manual_seed(seed)
-        return model.config.build(model.vocab_size).to(weight.device, weight.dtype)
+        return LM(model.vocab_size, model.config).to(weight.device, weight.dtype)
 
 
 def parts_of(store: TokenStore, context: int) -> list[TokenStore]:
@@ -113,7 +113,7 @@ def parts_of(store: TokenStore, context: int) -> list[TokenStore]:
 
 
 def _evaluated(
-    model: ScanLM,
+    model: LM,
     store: TokenStore,
     trees: dict[str, PrefixesOf],
     context: int,

@@ -9,17 +9,47 @@ An offset moves the edges of blocks: a multiple of 2^l leaves the blocks of leve
 those above. This file knows nothing of text or of distances.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from logdepth.models import LanguageModel, ScanLM
-from logdepth.models.packing import check_tokens, unpack
-from logdepth.models.scan_lm import PrefixesOf
+from logdepth.blocks import Layout, ScanLayer
+from logdepth.models import LM, LanguageModel
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, scan
 from logdepth.scanning.merge import operator_pair
 from logdepth.shapes import Batch, Rows, Tokens
+
+PrefixesOf = Callable[[Operator | OperatorPair, Batch], Batch]
+"""Leaves to the states of their prefixes, by an operator: the scan, or another tree."""
+
+
+def scan_layers(model: LM) -> list[ScanLayer]:
+    """The layers of a model that scan."""
+    return [block for block in model.blocks if isinstance(block, ScanLayer)]
+
+
+@contextmanager
+def with_tree(model: LM, tree: PrefixesOf) -> Iterator[None]:
+    """A scope in which another tree makes the prefixes of every layer. There is no state to continue from."""
+
+    def prefixes_of(
+        operator: Operator | OperatorPair, leaves: Tensor, state: Any, layout: Layout, *, recompute: bool
+    ) -> tuple[Tensor, None]:
+        del state, recompute
+        return layout.from_rows(tree(operator, layout.to_rows(leaves))), None
+
+    layers = scan_layers(model)
+    outer = [layer.scan for layer in layers]
+    try:
+        for layer in layers:
+            layer.scan = prefixes_of
+        yield
+    finally:
+        for layer, own in zip(layers, outer, strict=True):
+            layer.scan = own
 
 
 def scanned(operator: Operator | OperatorPair, elements: Batch) -> Batch:
@@ -68,29 +98,31 @@ def _where_present(operator: Operator) -> Operator:
 
 
 class WithTree(LanguageModel):
-    """A ScanLM whose prefixes another tree makes. It sees a window whole: only the scan can go on from a state."""
+    """A scan model whose prefixes another tree makes. It takes whole windows: there is no state to continue from."""
 
-    def __init__(self, model: ScanLM, tree: PrefixesOf) -> None:
+    def __init__(self, model: LM, tree: PrefixesOf) -> None:
         super().__init__()
         self.model = model
         self.tree = tree
         self.vocab_size = model.vocab_size
 
     def forward(
-        self,
-        tokens: Tokens,
-        *,
-        lengths: LengthsLike | None = None,  # noqa: ARG002  (prefixes do not see the padding that follows them)
-        cu_seqlens: LengthsLike | None = None,
+        self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
     ) -> Tensor:
-        check_tokens(tokens, packed=cu_seqlens is not None)
-        if cu_seqlens is None:
-            return self.model.with_prefixes(tokens, self.tree)
-        rows, index = unpack(tokens, cu_seqlens)
-        return self.model.with_prefixes(rows, self.tree).flatten(0, 1)[index]
+        with with_tree(self.model, self.tree):
+            logits: Tensor = self.model(tokens, lengths=lengths, cu_seqlens=cu_seqlens)
+        return logits
+
+    def token_losses(
+        self, tokens: Tokens, targets: Tokens, state: Any = None, *, cu_seqlens: LengthsLike | None = None
+    ) -> tuple[Tensor, Any]:
+        if state is not None:
+            raise NotImplementedError("another tree has no state to continue from")
+        with with_tree(self.model, self.tree):
+            return self.model.token_losses(tokens, targets, cu_seqlens=cu_seqlens)
 
     def init_state(self, batch: int) -> NoReturn:
-        raise NotImplementedError(f"another tree has no state to go on from, for {batch} rows or any other number")
+        raise NotImplementedError(f"another tree has no state to continue from, for {batch} rows or any other number")
 
     def step(self, tokens: Tokens, state: Any, *, lengths: LengthsLike | None = None) -> NoReturn:
-        raise NotImplementedError("another tree has no state to go on from")
+        raise NotImplementedError("another tree has no state to continue from")

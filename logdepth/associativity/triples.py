@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.associativity.trees import scanned
-from logdepth.models import ScanLM
+from logdepth.associativity.trees import scan_layers, scanned, with_tree
+from logdepth.models import LM
 from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.merge import operator_pair
 from logdepth.shapes import Batch, Tokens
@@ -87,7 +87,7 @@ _Key = tuple[int, Law, int]
 
 @torch.inference_mode()
 def distances(
-    model: ScanLM, windows: Tokens, *, batch_tokens: int, on_group: Callable[[], None] = lambda: None
+    model: LM, windows: Tokens, *, batch_tokens: int, on_group: Callable[[], None] = lambda: None
 ) -> list[Distance]:
     """Every law of every layer at every level, on `[windows, length]` tokens.
 
@@ -110,9 +110,10 @@ def num_groups(num_windows: int) -> int:
     return max(1, num_windows // GROUP)
 
 
-def _leaves(model: ScanLM, windows: Tokens, rows: int) -> list[tuple[Operator | OperatorPair, Batch]]:
+def _leaves(model: LM, windows: Tokens, rows: int) -> list[tuple[Operator | OperatorPair, Batch]]:
     """Each layer's operator and the leaves that it merges, `rows` windows at a time."""
-    parts: list[list[Batch]] = [[] for _ in model.layers]
+    found = scan_layers(model)
+    parts: list[list[Batch]] = [[] for _ in found]
     for some in torch.split(windows, rows):
         layers = iter(parts)
 
@@ -120,8 +121,9 @@ def _leaves(model: ScanLM, windows: Tokens, rows: int) -> list[tuple[Operator | 
             next(layers).append(leaves)
             return scanned(operator, leaves)
 
-        model.with_prefixes(some, noted)
-    return [(layer.operators(), torch.cat(part)) for layer, part in zip(model.layers, parts, strict=True)]
+        with with_tree(model, noted):
+            model.features(some)
+    return [(layer.operators(), torch.cat(part)) for layer, part in zip(found, parts, strict=True)]
 
 
 def _compared(operator: Operator | OperatorPair, leaves: Batch) -> Iterator[tuple[Law, int, _Sums]]:

@@ -14,7 +14,7 @@ from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
 from logdepth.errors import UserError
-from logdepth.models import ScanLM, ScanLMConfig
+from logdepth.models import LM, ScanLMConfig
 from logdepth.report.table import Spread
 from logdepth.runs import Precision, RunFolder, Weights, device_named
 from logdepth.runs.environment import environment, typed_command
@@ -32,7 +32,7 @@ class AssociativityCommand:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run; its model must be a ScanLM."""
+    """Folder of the run; its model must be a scan model."""
     context: int | None = None
     """Tokens in a window of test text; by default the length that the run was trained at."""
     offsets: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{command.run} holds a model without an operator; give the run of a scan model")
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
-    assert isinstance(loaded.model, ScanLM)
+    assert isinstance(loaded.model, LM)
     store = prepared_for(folder, command.data_dir).stores["test"]
     out = command.out or command.run / "associativity"
     with readable_disk_errors(out):

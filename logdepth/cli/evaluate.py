@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 import tyro
 
+from logdepth.acceleration import acceleration_in_words
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
-from logdepth.models.language_model import going_on_without
 from logdepth.progress import Progress
 from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
 from logdepth.train import prepared_for
@@ -47,8 +47,8 @@ class EvaluateCommand:
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
     """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
-    accelerate: Switch = False
-    """Fused kernels and CUDA graphs, where there are any for the model and the device."""
+    accelerate: bool = True
+    """Use kernels and CUDA graphs on a GPU."""
     data_dir: Path | None = None
     """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
     json: Switch = False
@@ -70,8 +70,8 @@ def run(arguments: Sequence[str]) -> int:
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     store = _store(command, loaded)
-    if command.accelerate and (reason := loaded.model.accelerate()):
-        print(going_on_without(reason), file=sys.stderr)
+    if device.type == "cuda":
+        print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
     for context in contexts:
         if context >= len(store):
             print(f"context {context:,}: the text is shorter; it is one window of {len(store) - 1:,}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from logdepth.acceleration import acceleration_in_words
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA
@@ -34,8 +35,8 @@ class GenerateCommand:
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
     """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
-    accelerate: Switch = False
-    """Fused kernels and CUDA graphs; falls back, and says so, where they do not apply."""
+    accelerate: bool = True
+    """Use kernels and CUDA graphs on a GPU."""
     json: Switch = False
     """Print prompts and texts as JSON, at the end."""
 
@@ -47,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     given = [sys.stdin.read() if one == "-" else one for one in command.prompt]
     prompts = [one for one in given for _ in range(command.samples)]
     loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))
+    if next(loaded.model.parameters()).is_cuda:
+        print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
     pieces = generate(
         loaded.model,
         loaded.tokenizer,
@@ -55,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         separated=CORPORA[loaded.config.data.corpus].separated,
         precision=command.precision,
         accelerate=command.accelerate,
-        say=lambda line: print(line, file=sys.stderr),
+        on_warning=lambda line: print(line, file=sys.stderr),
     )
     live = len(prompts) == 1 and not command.json
     texts = [""] * len(prompts)

@@ -9,18 +9,18 @@ from typing import Annotated
 import torch
 import tyro
 
+from logdepth.acceleration import acceleration_in_words
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import LanguageModel
-from logdepth.models.language_model import going_on_without
 from logdepth.progress import Progress
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import Precision, RunFolder, device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, What, time_model
-from logdepth.train import make_faster
+from logdepth.train import compile_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class TimeCommand:
     """Batches before them that are not."""
     compile: Switch = False
     """torch.compile, as in training."""
-    accelerate: Switch = False
-    """Fused kernels and CUDA graphs, as in training."""
+    accelerate: bool = True
+    """Use kernels and CUDA graphs on a GPU, as in training."""
     device: str = "auto"
     """cpu, cuda, …; auto: a GPU if there is one."""
     precision: Precision = "auto"
@@ -69,8 +69,10 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(f"{flag} must be at least {least}; got {value}")
     device = device_named(command.device, "--device")
     model = _model(command.model, device)
-    if reason := make_faster(model, accelerate=command.accelerate, compiled=command.compile):
-        print(going_on_without(reason), file=sys.stderr)
+    if device.type == "cuda":
+        print(acceleration_in_words(model, command.accelerate), file=sys.stderr)
+    if command.compile:
+        compile_model(model)
     timings: list[Timing] = []
     with Progress(f"timing {command.model}", len(contexts), unit="lengths") as progress:
         for timing in time_model(

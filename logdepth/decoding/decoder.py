@@ -1,7 +1,7 @@
-"""Decoder: streams of a ScanLM, one token at a time for all of them, with its state in place.
+"""Decoder: one token at a time for all rows of a batch, with the state of every block in place.
 
-The same merges as the scan's, so the same answers; about two a token and row, however long the rows are, and however
-different. Rows that stand at one length share every operator call; others meet at each level of their trees.
+A step is the model's own forward pass with static states, so it gives the same answers. Rows may have different
+lengths. Rows of one length share every operator call; others meet at each level of their trees.
 """
 
 import contextlib
@@ -12,76 +12,63 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from logdepth.decoding.counter import Apart, Together, next_step, together
+from logdepth.blocks import StaticState, StepLayout
+from logdepth.capture import keep
 from logdepth.decoding.step_graphs import StepGraphs
-from logdepth.decoding.tables import Tables
-from logdepth.decoding.weights import Weights
-from logdepth.kernels import launched_where
-from logdepth.models import ScanLM
-from logdepth.models.scan_lm import ScanLMState
+from logdepth.models import LM, LMState
+from logdepth.ops import Casts, FrozenTable, use_kernels, using_casts
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.integers import integers
 from logdepth.scanning.lengths import Ints, Lengths
+from logdepth.scanning.step import Apart, Together, next_step, together
 
 
 class Decoder:
-    """Goes on from a state that `model.step` left, without changing it; in the autocast that is on when it steps."""
+    """Continues a state that `model.step` returned, without changing it, in the autocast that is on when it steps."""
 
     tokens: Tensor
-    """`[batch]`, int64: a step is soonest given what is written here. Another tensor once streams were left out."""
+    """`[batch]`, int64. A step is fastest when its tokens are written here. `select` may replace this tensor."""
     _length: int | None
-    """Of all rows of the tables, where it is the same."""
+    """The length of all rows, where it is the same."""
     _each: Ints
-    """Of each of the rows elsewhere."""
+    """The length of each row otherwise."""
     _rows: Ints
-    """The row of each stream: tables may still hold streams that were left out."""
+    """The row of each sequence: states may still hold sequences that were left out."""
     _kept: Tensor | None
-    """The same on the device; None where streams and rows are the same."""
-    _logits: Tensor | None
-    """`[rows, vocab]`, of the last step."""
+    """The same on the device; None where sequences and rows are the same."""
 
     def __init__(
         self,
-        model: ScanLM,
-        state: ScanLMState,
+        model: LM,
+        state: LMState,
         *,
-        graphs: bool = False,
-        leaf_table: bool | None = None,
-        kernels: bool | None = None,
-        say: Callable[[str], None] = warnings.warn,
+        graphs: bool | None = None,
+        on_warning: Callable[[str], None] = warnings.warn,
     ) -> None:
         """
         Args:
             model: in eval mode. Its weights are read at the first step, and must stay as they are.
-            state: where the streams stand.
-            graphs: on CUDA, record steps as CUDA graphs; elsewhere it changes nothing.
-            leaf_table: compute the leaves of all tokens once. By default on CUDA, where that takes next to no time.
-            kernels: merge by fused kernels, where the operator has some. By default on CUDA.
-            say: told in one line, once, where graphs cannot be recorded.
+            state: the state to continue.
+            graphs: record steps as CUDA graphs; by default where the model is on a GPU.
+            on_warning: called with one line, once, if steps cannot be recorded.
         """
         if model.training:
             raise ValueError("a Decoder needs a model in eval mode: call model.eval() first")
-        if not isinstance(model, ScanLM) or not isinstance(state, ScanLMState):
+        if not isinstance(model, LM) or not isinstance(state, LMState):
             got = f"{type(model).__name__} and {type(state).__name__}"
-            raise TypeError(f"a Decoder takes a ScanLM and a state of it; got {got}")
-        if len(state.layers) != len(model.layers):
-            raise ValueError(f"the state has {len(state.layers)} layers, the model {len(model.layers)}")
-        first = state.layers[0]
-        if first.width != model.config.width:
-            raise ValueError(f"the state has width {first.width}, the model {model.config.width}")
-        self.model, self.device = model, first.device
-        self._kind = self.device.type
-        on_cuda = self._kind == "cuda"
-        self._leaf_table = on_cuda if leaf_table is None else leaf_table
-        self._kernels = on_cuda if kernels is None else kernels
-        self._graphs = StepGraphs(self.device, say) if graphs and on_cuda else None
-        self._weights: Weights | None = None
+            raise TypeError(f"a Decoder takes an LM and a state of it; got {got}")
+        if len(state.blocks) != len(model.blocks):
+            raise ValueError(f"the state has {len(state.blocks)} blocks, the model {len(model.blocks)}")
+        self.model, self.device = model, model.embedding.weight.device
+        on_cuda = self.device.type == "cuda"
+        self._graphs = StepGraphs(self.device, on_warning) if on_cuda and graphs is not False else None
+        self._table = FrozenTable(always=on_cuda)
+        self._casts: Casts | None = None
         self._autocast: torch.dtype | None = None
-        self._torn = False
-        """Whether a step began that did not end."""
-        self._hold(state, levels=first.row_lengths.longest.bit_length() + 1)
+        self._broken = False
+        """Whether a step began and did not end."""
+        self._hold(state)
 
     @property
     def batch(self) -> int:
@@ -89,196 +76,161 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the streams' state on the device."""
-        return sum(tables.nbytes for tables in self._tables)
+        """Bytes of the state on the device."""
+        return sum(one.nbytes for one in self._states if one is not None)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One token of every stream, `[batch]`: the logits of the next, `[batch, vocab]`, valid until the next step."""
+        """Absorbs one token of every row, `[batch]`; the logits of the next, `[batch, vocab]`, valid until the next step."""
         # A recorded step takes a GPU so little time that everything here counts.
-        self._refuse_if_torn()
+        self._refuse_if_broken()
         if tokens is not self.tokens:
             self._check(tokens)
             self.tokens.copy_(tokens)
-        if self._kind == "cpu":
+        if self.device.type == "cpu":
             self._check_range()
         if self._kept is not None:
             self._row_tokens.index_copy_(0, self._kept, self.tokens)
         self._read_weights()
         self._make_room()
-        shape: Together | Apart
-        if self._length is not None:
-            shape, index_size, recurs = together(self._length), 0, True
-        else:
-            shape, lists, recurs = next_step(self._each, padded=self._graphs is not None)
-            index_size = lists.size
-            if index_size:
-                self._index[:index_size].copy_(_on_host(lists, self.device), non_blocking=True)
+        shape, index_size, recurs = self._next_step()
         compute = partial(self._compute, shape, index_size)
-        self._torn = True
-        with launched_where(self.tokens):
-            if self._graphs is not None and recurs:
-                self._graphs.run(shape, compute)
-            else:
-                compute()
-        self._torn = False
+        self._broken = True
+        logits = self._graphs.run(shape, compute) if self._graphs is not None and recurs else compute()
+        self._broken = False
         if self._length is not None:
             self._length += 1
         else:
             self._each += 1
-        assert self._logits is not None
-        return self._logits if self._kept is None else self._logits.index_select(0, self._kept)
+        return logits if self._kept is None else logits.index_select(0, self._kept)
 
-    def state(self) -> ScanLMState:
-        """Where the streams stand, for going on elsewhere."""
+    def state(self) -> LMState:
+        """The state now, to be continued elsewhere."""
         return self._state_of(self._rows)
 
-    def _state_of(self, rows: Ints) -> ScanLMState:
-        self._refuse_if_torn()
-        return ScanLMState(tuple(tables.state(self._lengths(), rows) for tables in self._tables))
-
     def select(self, rows: Sequence[int] | Tensor) -> None:
-        """Keeps the given streams, in the given order; one may come twice or not at all."""
+        """Keeps the given rows, in the given order; a row may be repeated or left out."""
         chosen = integers("rows", rows)
         outside = chosen[(chosen < -self.batch) | (chosen >= self.batch)]
         if outside.size:
-            raise IndexError(f"row {outside[0]} is not among the {self.batch} streams")
+            raise IndexError(f"row {outside[0]} is not among the {self.batch} rows")
         kept = self._rows[chosen]
-        # Recorded steps are worth more than the work on streams that have ended, until those are the most.
+        # Recorded steps are worth more than the work on rows that have ended, until those are the most.
         in_place = len(np.unique(kept)) == len(chosen) and 2 * len(chosen) > len(self._row_tokens)
         if self._graphs is None or not in_place:
-            self._hold(self._state_of(kept), self._levels)
+            self._hold(self._state_of(kept))
         else:
             # Only then is anything changed: there may be no memory.
             self._kept, self.tokens = index_on(self.device, kept), self._integers(len(chosen))
             self._rows = kept
 
-    def _refuse_if_torn(self) -> None:
-        if self._torn:
-            raise RuntimeError("a step failed half-way and left the streams between two tokens: make a new Decoder")
+    def _state_of(self, rows: Ints) -> LMState:
+        self._refuse_if_broken()
+        lengths = self._lengths()
+        blocks = tuple(None if one is None else one.state(lengths, rows) for one in self._states)
+        return LMState(blocks, torch.from_numpy(lengths[rows]))
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken:
+            raise RuntimeError("a step failed half-way and left the state between two tokens: make a new Decoder")
 
     def _check(self, tokens: Tensor) -> None:
         if not isinstance(tokens, Tensor):
             raise TypeError(f"tokens must be a tensor; got {type(tokens).__name__}")
         if tokens.shape != self.tokens.shape or tokens.dtype != torch.int64:
             got = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            raise ValueError(f"tokens must be int64 of shape ({self.batch},), one a stream; got {got}")
+            raise ValueError(f"tokens must be int64 of shape ({self.batch},), one per row; got {got}")
 
     def _check_range(self) -> None:
-        """On a CPU: a GPU would have to be waited for."""
+        """On a CPU only: a GPU would have to be waited for."""
         if self.batch and not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < self.model.vocab_size:
             raise IndexError(f"tokens must be from 0 to {self.model.vocab_size - 1}; got {self.tokens.tolist()[:8]}")
 
-    def _hold(self, state: ScanLMState, levels: int) -> None:
-        """Own copies of a state, in new memory; but tokens stay where they are, while there are as many."""
-        batch = len(state.lengths)
+    def _hold(self, state: LMState) -> None:
+        """Copies a state into new memory; `tokens` stays where it is, while there are as many."""
+        batch, lengths = len(state.lengths), state.lengths.numpy()
         with torch.inference_mode():
-            tables = [Tables.of(layer, levels) for layer in state.layers]
-        index = self._integers(batch * (2 * levels + 8))
+            states = [
+                None if one is None else block.static_state(one)
+                for block, one in zip(self.model.blocks, state.blocks, strict=True)
+            ]
+        index = self._integers(batch * (2 * int(lengths.max(initial=0)).bit_length() + 16))
+        positions = self._integers(batch, 1)
+        positions[:, 0] = torch.from_numpy(lengths)
         as_many = hasattr(self, "tokens") and len(self.tokens) == batch
         tokens = self.tokens if as_many else self._integers(batch)
         # Only then is anything changed: there may be no memory.
-        self._tables, self._index, self._levels = tables, index, levels
+        self._states: list[StaticState | None] = states
+        self._index, self._positions = index, positions
+        self._steps_differ = any(one is not None and one.steps_differ for one in states)
         self.tokens = self._row_tokens = tokens
-        self._rows, self._kept, self._logits = np.arange(batch), None, None
-        self._stand_at(state.lengths.numpy())
+        self._rows, self._kept = np.arange(batch), None
+        known = Lengths.of(lengths)
+        self._length, self._each = known.common, known.array()
         if self._graphs is not None:
             self._graphs.forget()
 
-    def _stand_at(self, lengths: Ints) -> None:
-        known = Lengths.of(lengths)
-        self._length = known.common
-        self._each = known.array()
-
     def _lengths(self) -> Ints:
-        """Of the rows of the tables."""
+        """The lengths of all rows that the states hold."""
         return self._each if self._length is None else np.full(len(self._row_tokens), self._length)
 
-    def _integers(self, count: int) -> Tensor:
+    def _integers(self, *shape: int) -> Tensor:
         with torch.inference_mode(False):  # to be written to in any mode
-            return torch.zeros(count, dtype=torch.int64, device=self.device)
+            return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def _make_room(self) -> None:
-        """For a level more, where one of the rows is going to need it; and for the logits."""
-        longest = int(self._each.max()) if self._length is None else self._length
-        if (longest + 1).bit_length() > self._levels:
-            self._hold(self.state(), levels=2 * self._levels)
-        if self._logits is None:
-            assert self._weights is not None
-            head = self._weights.head
-            with torch.inference_mode():
-                self._logits = head.new_zeros(len(self._row_tokens), len(head))
+        longest = 1 + (self._length if self._length is not None else int(self._each.max(initial=0)))
+        with torch.inference_mode():
+            moved = any([one.make_room(longest) for one in self._states if one is not None])
+        size = len(self._row_tokens) * (2 * longest.bit_length() + 8)
+        if len(self._index) < size:
+            self._index, moved = self._integers(2 * size), True
+        if moved and self._graphs is not None:
+            self._graphs.forget()
+
+    def _next_step(self) -> tuple[Together | Apart, int, bool]:
+        """Which merges the scans of this step make, the size of their lists, and whether such a step will come again."""
+        if not self._steps_differ:
+            return together(0), 0, True
+        if self._length is not None:
+            return together(self._length), 0, True
+        shape, lists, recurs = next_step(self._each, padded=self._graphs is not None)
+        if lists.size:
+            self._index[: lists.size].copy_(_on_host(lists, self.device), non_blocking=True)
+        return shape, lists.size, recurs
 
     def _read_weights(self) -> None:
-        """At the first step, and again should autocast have changed since."""
-        autocast = torch.get_autocast_dtype(self._kind) if torch.is_autocast_enabled(self._kind) else None
-        if self._weights is None or autocast != self._autocast:
-            with torch.inference_mode():
-                self._weights = Weights.of(
-                    self.model,
-                    autocast,
-                    self._tables[0].blocks.dtype,
-                    leaf_table=self._leaf_table,
-                    kernels=self._kernels,
-                )
-            self._autocast, self._logits = autocast, None
-            if self._graphs is not None:
-                self._graphs.forget()
-
-    def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
-        """The caller's autocast, without its cache: a recorded step must not read what is gone by its replay."""
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._kind, dtype=self._autocast, cache_enabled=False)
+        """At the first step, and again where autocast has changed since."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if self._casts is not None and autocast == self._autocast:
+            return
+        model, dtype = self.model, autocast or self.model.embedding.weight.dtype
+        kernels = use_kernels(model.embedding.weight)
+        with torch.inference_mode():
+            self._casts = Casts((*model.product_weights(), model.head_weight) if kernels else (), dtype)
+        self._autocast, self._table = autocast, FrozenTable(always=self._table.always)
+        if self._graphs is not None:
+            self._graphs.forget()
 
     @torch.inference_mode()
-    def _compute(self, shape: Together | Apart, index_size: int) -> None:
-        """The whole step on the device: it reads and writes nothing that is not the decoder's."""
-        assert self._weights is not None
-        assert self._logits is not None
-        head = self._weights.head
-        with self._arithmetic():
-            features = self._features(self._weights, shape, self._index[:index_size])
-        torch.mm(features.to(head.dtype), head.t(), out=self._logits)
+    def _compute(self, shape: Together | Apart, index_size: int) -> Tensor:
+        """The whole step on the device: it reads and writes only memory that stays where it is."""
+        keep(self._casts)
+        layout = StepLayout(self._positions, shape, self._index[:index_size])
+        with self._arithmetic(), using_casts(self._casts), self.model.frozen_weights(self._table):
+            features, states = self.model.run(self._row_tokens[:, None], self._states, layout)
+            logits = self.model.logits(features[:, 0])
+        for mine, new in zip(self._states, states, strict=True):
+            if mine is not None:
+                mine.update(new)
+        self._positions.add_(1)
+        return logits
 
-    def _features(self, weights: Weights, shape: Together | Apart, index: Tensor) -> Tensor:
-        """What the head reads."""
-        features: Tensor | None = None
-        for number, tables in enumerate(self._tables):
-            leaves = self._leaves(weights, number, features, tables.room_for_leaves(shape))
-            output = self._output(weights, number, features, tables, leaves, shape, index)
-            features = output if features is None else features + output
-        assert features is not None
-        return features
-
-    def _leaves(self, weights: Weights, number: int, features: Tensor | None, room: Tensor) -> Tensor:
-        """Of a layer; `features`: what it reads, None where that is the tokens' embeddings."""
-        if features is None and weights.leaves is not None:
-            return torch.index_select(weights.leaves, 0, self._row_tokens, out=room)
-        leaves = weights.layers[number].leaves(self._embedded(weights) if features is None else features)
-        return leaves.to(room.dtype)
-
-    def _output(
-        self,
-        weights: Weights,
-        number: int,
-        features: Tensor | None,
-        tables: Tables,
-        leaves: Tensor,
-        shape: Together | Apart,
-        index: Tensor,
-    ) -> Tensor:
-        few = None if weights.few_rows is None else weights.few_rows[number]
-        if few is None or not few.fits(tables.batch):
-            prefixes = tables.advance(*weights.operators[number], leaves, shape, index)
-            return weights.layers[number].output(prefixes, self._embedded(weights) if features is None else features)
-        inputs, looked_up = (weights.embedding, self._row_tokens) if features is None else (features, None)
-        if isinstance(shape, Together) and shape.folds:
-            return few.output(*tables.advance_unsettled(few, leaves, shape), inputs, looked_up)
-        prefixes = tables.advance(few.up, few.down, leaves, shape, index)
-        return few.output(prefixes, prefixes, inputs, looked_up)
-
-    def _embedded(self, weights: Weights) -> Tensor:
-        return F.embedding(self._row_tokens, weights.embedding)
+    def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
+        """The caller's autocast, without its cache: a recorded step must not read what is gone when it is replayed."""
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast, cache_enabled=False)
 
 
 def _on_host(index: Ints, device: torch.device) -> Tensor:

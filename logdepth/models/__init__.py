@@ -1,17 +1,16 @@
-"""The language models. A new one is one file here and one entry in `MODELS`: recipes, tests and reports follow from it.
-
-Every model has `forward(tokens) -> logits`, `init_state(batch)` and `step(tokens, state) -> (logits, state)`.
-"""
+"""The language models. `LM` is made of blocks; the others are presets of it. A new one is one entry in `MODELS`."""
 
 from typing import TYPE_CHECKING, Any, Union
 
 from logdepth.models.language_model import LanguageModel, ModelState, Size, num_parameters
-from logdepth.models.scan_lm import ScanLM, ScanLMConfig, ScanLMState
-from logdepth.models.transformer import KeyValueState, Transformer, TransformerConfig
+from logdepth.models.lm import LM, LMConfig, LMState
+from logdepth.models.scan_lm import ScanLMConfig
+from logdepth.models.transformer import TransformerConfig
 
 MODELS: dict[str, Any] = {
     "scan-lm": ScanLMConfig,
     "transformer": TransformerConfig,
+    "lm": LMConfig,
 }
 """Name → config class; `MODELS["scan-lm"]().build(vocab_size)` is the model."""
 
@@ -21,16 +20,15 @@ else:
     ModelConfig = Union[tuple(MODELS.values())]  # noqa: UP007  (what may stand in a run's config)
 
 __all__ = [
+    "LM",
     "MODELS",
-    "KeyValueState",
+    "LMConfig",
+    "LMState",
     "LanguageModel",
     "ModelConfig",
     "ModelState",
-    "ScanLM",
     "ScanLMConfig",
-    "ScanLMState",
     "Size",
-    "Transformer",
     "TransformerConfig",
     "num_parameters",
 ]

@@ -1,4 +1,4 @@
-"""What every language model has: `forward`, `init_state`, `step`, and a config that can be had at a size."""
+"""What every language model has: `forward`, `init_state`, `step`, and a config that exists at any size."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from logdepth.shapes import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What models that are to be compared have in common: one column of the paper's tables."""
+    """The size of the models that are compared: one column of the paper's tables."""
 
     embed_width: int
-    """E of a ScanLM."""
+    """Width E of the embedding of a scan model."""
     state_width: int
-    """D, the numbers in a recurrent state."""
+    """Width D of a recurrent state."""
     nets: bool = True
-    """Whether a ScanLM has its post-embedding and post-merge nets."""
+    """Whether a scan model has its post-embedding and post-merge nets."""
     dropout: float = 0.0
-    """Of a ScanLM, wherever the paper's has it."""
+    """Dropout of a scan model, wherever the paper's has it."""
     layer_width: int
-    """Of a stack of layers: a Transformer, or another baseline."""
+    """Width of a stack of layers: a Transformer, or another baseline."""
     num_layers: int
     num_heads: int
     layers_tied: bool = True
-    """Whether such a stack's head is its embedding."""
+    """Whether the head of such a stack is its embedding."""
     layer_dropout: float = 0.0
 
 
@@ -46,7 +46,7 @@ class ModelConfig(Protocol):
 
 
 class ModelState(Protocol):
-    """Where a batch of streams stands; never changed in place, so that it can be continued twice."""
+    """The state of a batch of sequences. It is never changed in place, so it can be continued twice."""
 
     @property
     def lengths(self) -> Tensor:
@@ -57,14 +57,14 @@ class ModelState(Protocol):
     def nbytes(self) -> int: ...
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
-        """The given rows, in the given order; a row may come twice or not at all."""
+        """The given rows, in the given order; a row may be repeated or left out."""
         ...
 
     def detach(self) -> Self: ...
 
 
 class LanguageModel(nn.Module, ABC):
-    """A causal model of tokens; a stream gives the logits of the whole."""
+    """A causal model of tokens. Token by token it gives the same logits as for the whole sequence."""
 
     vocab_size: int
 
@@ -82,40 +82,38 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def init_state(self, batch: int) -> Any:
-        """The state of `batch` streams that have seen nothing."""
+        """The state of `batch` rows that have absorbed nothing."""
 
     @abstractmethod
     def step(self, tokens: Tokens, state: Any, *, lengths: LengthsLike | None = None) -> tuple[Tensor, Any]:
-        """Any number of further tokens `[batch, length]` of every stream: their logits, and the state after them."""
+        """Absorbs any number of further tokens `[batch, length]`; returns their logits and the state after them."""
 
     def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
-        """Mean cross-entropy of the next tokens, in nats. Models whose head is one matrix do without all the logits."""
+        """Mean cross-entropy of the next tokens, in nats. A model whose head is one matrix need not make all logits."""
         logits = self(tokens, cu_seqlens=cu_seqlens)
         return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
-    def accelerate(self) -> str | None:
-        """Compute with fused kernels from now on, with the same answers to rounding.
+    def token_losses(
+        self, tokens: Tokens, targets: Tokens, state: Any = None, *, cu_seqlens: LengthsLike | None = None
+    ) -> tuple[Tensor, Any]:
+        """The cross-entropy of each next token, without gradients, and the state after them if one came in."""
+        if state is None:
+            logits, after = self(tokens, cu_seqlens=cu_seqlens), None
+        else:
+            logits, after = self.step(tokens, state)
+        losses = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
+        return losses.view(targets.shape), after
 
-        None, or in one line why the model goes on as it is. A model without such kernels still has its CUDA graphs.
-        """
-        kind = next(self.parameters()).device.type
-        return None if kind == "cuda" else f"CUDA graphs need a CUDA GPU; this is the {kind}"
+    def frozen_weights(self) -> AbstractContextManager[None]:
+        """A scope in which the weights do not change, so what depends on them alone is computed once.
 
-    def weights_held(self) -> AbstractContextManager[None]:
-        """A scope in which the weights do not change: what depends on them alone need not be computed in every pass.
-
-        A CUDA graph that is captured inside it is one of these weights.
+        A CUDA graph that is captured inside the scope keeps the weights that it was captured with.
         """
         return nullcontext()
 
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""
         return None
-
-
-def going_on_without(reason: str) -> str:
-    """What a program says that was to accelerate a model, and goes on where it cannot."""
-    return f"{reason}; going on without"
 
 
 def num_parameters(model: nn.Module) -> int:

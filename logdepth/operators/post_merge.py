@@ -4,15 +4,21 @@ merged ← LN(merged + fc(merged)),   fc = W2 · act(W1 · x), D → hidden · D
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import nn
 
-from logdepth.operators.activation import ActivationName, activation_named
-from logdepth.operators.initialisation import scaled_linear
+from logdepth.operators.fused.operator import FusedOperator
+from logdepth.ops import LayerNorm, Linear, scaled_linear, use_kernels
+from logdepth.ops.activation import ActivationName, activation_named
+from logdepth.ops.dropout import drops
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import Operator
 from logdepth.shapes import Rows
+
+if TYPE_CHECKING:  # it needs Triton
+    from logdepth.operators.fused.cell import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +26,15 @@ class PostMergeConfig:
     """The defaults are the language model's; `original` is that of the encoder with MLP-LDRU."""
 
     width: int
-    """D, the numbers in one state."""
+    """Width D of a state."""
     hidden_multiple: int = 2
-    """Hidden width over `width`."""
+    """Width of the hidden layer, as a multiple of `width`."""
     activation: ActivationName = "silu"
-    """Of the hidden layer."""
+    """Activation of the hidden layer."""
     init_scale: float = 1.0
     """Scale of the variance-scaled initialisation."""
     dropout: float = 0.0
-    """Applied to what is added."""
+    """Dropout on what the net adds."""
 
     @classmethod
     def original(cls, width: int) -> Self:
@@ -49,7 +55,7 @@ class PostMergeConfig:
         )
 
 
-class PostMerge(nn.Module):
+class PostMerge(FusedOperator):
     """An operator followed by LN(x + fc(x)).
 
     After every merge:                scan(post, elements)
@@ -71,11 +77,26 @@ class PostMerge(nn.Module):
         self.operator = operator
         self.hidden = scaled_linear(width, hidden_multiple * width, init_scale)
         self.out = scaled_linear(hidden_multiple * width, width, init_scale)
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_named(activation)
 
+    def cell(self) -> "type[Cell[Any, Any, Any]]":
+        assert isinstance(self.operator, FusedOperator)
+        return self.operator.cell()
+
+    def fused_pair(self, down: Operator) -> tuple[FusedOperator, nn.Module | None, bool] | None:
+        fits = isinstance(self.operator, FusedOperator) and not isinstance(self.operator, PostMerge)
+        return (self.operator, self, down is self) if fits and (down is self or down is self.operator) else None  # type: ignore[return-value]
+
     def forward(self, left: Rows, right: Rows) -> Rows:
         merged = self.operator(left, right)
+        if not torch.is_grad_enabled() and use_kernels(merged) and not drops(self) and not self.why_plain(self, merged):
+            from logdepth.operators.fused.inference import refined_by_kernels
+
+            return refined_by_kernels(self, merged)
         refined: Rows = self.norm(merged + self.dropout(self.out(self.activation(self.hidden(merged)))))
         return refined
+
+
+PostMerge.parts = frozenset({PostMerge, Linear, LayerNorm, nn.Dropout})

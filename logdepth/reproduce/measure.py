@@ -51,8 +51,6 @@ def measure_run(
     """Evaluates the best weights at all lengths, on `others` too, and lets them write; tells the share done."""
     loaded = folder.load("best", device)
     accelerate = loaded.config.train.accelerate and device.type == "cuda"
-    if accelerate:
-        loaded.model.accelerate()  # why it may not is said in training
     with repeatable(device, loaded.config.train.deterministic):
         evaluations = _evaluations(loaded, prepared.stores["test"], study.contexts, accelerate, on_progress)
         ends = sorted({loaded.config.train.context, study.contexts[-1]})

@@ -4,6 +4,16 @@ from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.merge import Operator, OperatorPair
 from logdepth.scanning.prefix_scan import ScanResult, reduce, scan
 from logdepth.scanning.state import ScanState
-from logdepth.scanning.sweep import OwnSweep
+from logdepth.scanning.sweep import SelfSweepingOperator, SweepFunction
 
-__all__ = ["LengthsLike", "Operator", "OperatorPair", "OwnSweep", "ScanResult", "ScanState", "reduce", "scan"]
+__all__ = [
+    "LengthsLike",
+    "Operator",
+    "OperatorPair",
+    "ScanResult",
+    "ScanState",
+    "SelfSweepingOperator",
+    "SweepFunction",
+    "reduce",
+    "scan",
+]

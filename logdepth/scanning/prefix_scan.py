@@ -11,11 +11,11 @@ from torch import Tensor
 from logdepth.scanning.arguments import check_state, layout_of
 from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.lengths import Lengths
-from logdepth.scanning.merge import Operator, OperatorPair, check_width, checked_pair
+from logdepth.scanning.merge import Operator, OperatorPair, check_width, checked_pair, operator_pair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.state import ScanState, last_prefixes
-from logdepth.scanning.sweep import OwnSweep, Swept, sweep
+from logdepth.scanning.sweep import SelfSweepingOperator, Swept, sweep
 from logdepth.scanning.uncompiled import outside_compiled_graphs
 from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
@@ -29,7 +29,7 @@ class ScanResult(NamedTuple):
 
 @outside_compiled_graphs
 def scan(
-    operator: Operator | OperatorPair | OwnSweep,
+    operator: Operator | OperatorPair,
     elements: Batch | Packed,
     state: ScanState | None = None,
     *,
@@ -87,7 +87,7 @@ def scan(
 
 @outside_compiled_graphs
 def reduce(
-    operator: Operator | OperatorPair | OwnSweep,
+    operator: Operator | OperatorPair,
     elements: Batch | Packed,
     *,
     lengths: LengthsLike | None = None,
@@ -113,13 +113,15 @@ def reduce(
 
 
 def _sweep_of(
-    operator: Operator | OperatorPair | OwnSweep, elements: Tensor, checkpoint: bool
+    operator: Operator | OperatorPair, elements: Tensor, checkpoint: bool
 ) -> Callable[[Plan, Rows, Blocks, Blocks, Blocks], Swept]:
     """How this operator sweeps a plan over elements, stored blocks, stored prefixes and edges."""
-    if isinstance(operator, OwnSweep):
-        check_width(operator, elements)
-        return partial(operator.sweep, checkpoint=checkpoint and torch.is_grad_enabled())
-    return partial(sweep, checked_pair(operator, elements, checkpoint))
+    up, down = operator_pair(operator)
+    own = up.sweep_with(down, elements) if isinstance(up, SelfSweepingOperator) else None
+    if own is None:
+        return partial(sweep, checked_pair(operator, elements, checkpoint))
+    check_width(up, elements)
+    return partial(own, checkpoint=checkpoint and torch.is_grad_enabled())
 
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:

@@ -4,26 +4,33 @@ It knows rows and matrices; which document a row belongs to, and why it is read,
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from logdepth.scanning.merge import OperatorPair
+from logdepth.scanning.merge import Operator, OperatorPair
 from logdepth.scanning.plan import Plan, RowsToTake
 from logdepth.shapes import Blocks, Rows
 
 
-class OwnSweep(ABC):
-    """An operator that does not merge pairs of rows when asked to, but sweeps a whole plan by itself."""
-
-    width: int
+class SelfSweepingOperator(ABC):
+    """An operator that may sweep a whole plan by itself, for example by kernels."""
 
     @abstractmethod
-    def sweep(
-        self, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks, checkpoint: bool
-    ) -> "Swept":
-        """What the function `sweep` would bring back; with `checkpoint`, in as little memory as it can."""
+    def sweep_with(self, down: Operator, elements: Rows) -> "SweepFunction | None":
+        """A function that computes what `sweep` does, with this operator in the up-sweep and `down` in the down-sweep.
+
+        None where elements like these are to be swept by the plain `sweep`.
+        """
+
+
+class SweepFunction(Protocol):
+    """Computes what `sweep` does; with `checkpoint`, in as little memory as possible."""
+
+    def __call__(
+        self, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks, *, checkpoint: bool
+    ) -> "Swept": ...
 
 
 class Swept(NamedTuple):

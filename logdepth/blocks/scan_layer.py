@@ -1,0 +1,162 @@
+"""The paper's layer: leaves, a scan with a learnable operator, and back to the width of the embedding.
+
+h = W_in · LN(x)  [+ post-embedding net]      E → D
+leaf = h + dropout(LN(h))
+s = scan(⊙, leaves)                           one state for every prefix
+y = W_out · s + 0.1 · x                       D → E
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from logdepth.blocks.block import Block
+from logdepth.blocks.embedding_net import EmbeddingNet
+from logdepth.blocks.layout import Layout, StepLayout
+from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
+from logdepth.ops import LayerNorm, TokenLookup, scaled_linear, use_kernels
+from logdepth.ops.dropout import rate_of
+from logdepth.ranges import check_dropouts
+from logdepth.scanning import Operator, OperatorPair, ScanState, scan
+from logdepth.scanning.static_state import StaticScanState
+from logdepth.shapes import Batch, Packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanLayerConfig:
+    """The paper's layer. Its operator has a width of its own."""
+
+    operator: OperatorConfig = field(default_factory=lambda: GRCConfig(width=256))
+    """The operator ⊙ and its width."""
+    embedding_net: bool = False
+    """Whether a post-embedding net precedes the scan."""
+    post_merge: Literal["none", "up", "every"] = "none"
+    """Which merges a net LN(x + fc(x)) follows: none, those of the up-sweep, or every one."""
+    leaf_norm: bool = True
+    """Whether leaves are h + dropout(LN(h)) instead of h."""
+    input_residual: float = 0.1
+    """The share of the layer's input that is added to its output."""
+    residual: bool = True
+    """Whether the output is added to the residual stream; otherwise it replaces the stream."""
+    leaf_dropout: float = 0.0
+    """Dropout on LN(h) of the leaves."""
+    post_merge_dropout: float = 0.0
+    """Dropout on what the post-merge net adds."""
+    recompute: bool = False
+    """Whether the backward pass recomputes merges instead of storing them, which takes less memory and more time."""
+
+    def __post_init__(self) -> None:
+        if self.operator.width < 1:
+            raise ValueError(f"operator.width must be at least 1; got {self.operator.width}")
+        if self.embedding_net and self.operator.width % 2:
+            raise ValueError(
+                f"the post-embedding net halves operator.width, which must be even; got {self.operator.width}"
+            )
+        check_dropouts(self)
+
+    def build(self, dim: int) -> "ScanLayer":
+        return ScanLayer(dim, self)
+
+
+ScanFunction = Callable[..., tuple[Tensor, Any]]
+
+
+class ScanLayer(Block):
+    """Leaves, a scan and an output projection; its state is O(log n)."""
+
+    accepts_lookup = True
+
+    def __init__(self, dim: int, config: ScanLayerConfig) -> None:
+        super().__init__()
+        width = config.operator.width
+        self.config, self.width = config, width
+        self.scan: ScanFunction = scanned
+        """Makes the states of all prefixes; replaced where other trees than the scan's are studied."""
+        self.norm = LayerNorm(dim)
+        self.into_state = scaled_linear(dim, width)
+        self.embedding_net = EmbeddingNet(width) if config.embedding_net else nn.Identity()
+        self.leaf_norm = LayerNorm(width) if config.leaf_norm else None
+        self.leaf_dropout = nn.Dropout(config.leaf_dropout)
+        operator: nn.Module = config.operator.build()
+        if config.post_merge != "none":
+            operator = PostMergeConfig(width=width, dropout=config.post_merge_dropout).build(operator)
+        self.operator = operator
+        self.out_of_state = scaled_linear(width, dim)
+
+    def forward(
+        self, x: Tensor | TokenLookup, state: ScanState | StaticScanState | None, layout: Layout
+    ) -> tuple[Tensor, ScanState | StaticScanState]:
+        leaves = self.leaves(x)
+        if state is not None or not use_kernels(leaves):
+            # Autocast must not decide what states are. Kernels keep them in the dtype of products.
+            leaves = leaves.to(self.into_state.weight.dtype if state is None else state.dtype)
+        recompute = self.config.recompute and torch.is_grad_enabled()
+        prefixes, state = self.scan(self.operators(), leaves, state, layout, recompute=recompute)
+        return self.output(prefixes, x), state
+
+    def leaves(self, x: Tensor | TokenLookup) -> Tensor:
+        """The elements of the scan."""
+        if isinstance(x, Tensor):
+            return self._leaves(x)
+        if self.leaf_norm is None or not rate_of(self.leaf_dropout):
+            return x.map(self._leaves)
+        return x.map_with_norm(self._hidden, self.leaf_norm, self.leaf_dropout)
+
+    def output(self, prefixes: Tensor, x: Tensor | TokenLookup) -> Tensor:
+        """The residual stream after the layer."""
+        share = self.config.input_residual
+        out: Tensor = self.out_of_state(prefixes)
+        out = torch.add(out, x, alpha=share) if isinstance(x, Tensor) else x.add_to(out, share)
+        if not self.config.residual:
+            return out
+        return out + (x if isinstance(x, Tensor) else x.tensor())
+
+    def scan_operators(self) -> list[Operator | OperatorPair]:
+        return [self.operators()]
+
+    def operators(self) -> Operator | OperatorPair:
+        """What the scan is given: one operator, or one for each sweep."""
+        if self.config.post_merge == "up":
+            return self.operator, self.operator.operator  # type: ignore[return-value]
+        return self.operator
+
+    def init_state(self, batch: int) -> ScanState:
+        weight = self.into_state.weight
+        return ScanState.empty(batch, self.width, dtype=weight.dtype, device=weight.device)
+
+    def static_state(self, state: ScanState) -> StaticScanState:
+        return StaticScanState.of(state)
+
+    def residual_outputs(self) -> Sequence[nn.Linear]:
+        return (self.out_of_state,)
+
+    def initialise(self, deviation: float) -> None:
+        """Nothing: the layer's own initialisation is the paper's."""
+
+    def _hidden(self, x: Batch | Packed) -> Tensor:
+        hidden: Tensor = self.embedding_net(self.into_state(self.norm(x)))
+        return hidden
+
+    def _leaves(self, x: Batch | Packed) -> Tensor:
+        hidden = self._hidden(x)
+        return hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
+
+
+def scanned(
+    operator: Operator | OperatorPair,
+    leaves: Tensor,
+    state: ScanState | StaticScanState | None,
+    layout: Layout,
+    *,
+    recompute: bool = False,
+) -> tuple[Tensor, Any]:
+    """The states of all prefixes, and the scan's state after them; a static state is changed in place."""
+    if isinstance(state, StaticScanState):
+        assert isinstance(layout, StepLayout)
+        return state.advance(operator, leaves[:, 0], layout.step, layout.index)[:, None], state
+    return scan(
+        operator, leaves, state, lengths=layout.lengths, cu_seqlens=layout.cu_seqlens, checkpoint=recompute
+    )

@@ -1,0 +1,74 @@
+"""The dtype of matrix products under autocast, and weights cast to it: all weights of a model at once, or one by one."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Each copy starts at a multiple of this many elements."""
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product with this operand is computed: autocast's, where autocast is on."""
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+class Casts:
+    """Copies of weights in the dtype of products, made by a single call. They do not follow later changes."""
+
+    def __init__(self, weights: Iterable[Tensor], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        others = [weight.detach() for weight in weights if weight.dtype != dtype and weight.is_floating_point()]
+        self._copies: dict[tuple[int, torch.Size], Tensor] = {}
+        if not others:
+            return
+        sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in others]
+        parts = torch.split(torch.empty(sum(sizes), dtype=dtype, device=others[0].device), sizes)
+        copies = [part[: weight.numel()].view(weight.shape) for part, weight in zip(parts, others, strict=True)]
+        torch._foreach_copy_(copies, others)
+        self._copies = {_key(weight): copy for weight, copy in zip(others, copies, strict=True)}
+
+    def get(self, weight: Tensor) -> Tensor | None:
+        return self._copies.get(_key(weight))
+
+
+def _key(weight: Tensor) -> tuple[int, torch.Size]:
+    return weight.data_ptr(), weight.shape  # a parameter and its detached alias share both
+
+
+class _Current(threading.local):
+    casts: Casts | None = None
+
+
+_current = _Current()
+
+
+@contextmanager
+def using_casts(casts: Casts | None) -> Iterator[None]:
+    """A scope in which `cast` finds these copies."""
+    outer, _current.casts = _current.casts, casts
+    try:
+        yield
+    finally:
+        _current.casts = outer
+
+
+def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight in `dtype`, cut from the graph: a copy that is at hand, or a new one."""
+    weight = weight.detach()
+    if weight.dtype == dtype:
+        return weight
+    casts = _current.casts
+    copy = casts.get(weight) if casts is not None and casts.dtype == dtype else None
+    return weight.to(dtype) if copy is None else copy
+
+
+def has_casts(dtype: torch.dtype) -> bool:
+    """Whether copies in this dtype are at hand already."""
+    return _current.casts is not None and _current.casts.dtype == dtype
