@@ -84,7 +84,7 @@ def test_batches_that_do_not_divide_into_equal_shares_are_refused(batch_size: in
         assert len(Batches(store_of(list(range(400))), **settings).at(0)) * world_size == batch_size
         return
     with pytest.raises(
-        UserError, match=f"^--train.batch-size {batch_size} is not a multiple of the {world_size} pro.*$"
+        UserError, match=f"^--train.batch-size {batch_size} is not a multiple of the {world_size} ranks$"
     ):
         Batches(store_of(list(range(400))), **settings)
 

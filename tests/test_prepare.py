@@ -1,4 +1,4 @@
-"""Preparation: what is in a store, that it is there whole or not at all, and batches that (seed, step) decide."""
+"""Preparation: what is in a store, and that it is there whole or not at all."""
 
 import dataclasses
 import os

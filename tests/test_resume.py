@@ -54,7 +54,7 @@ def test_an_interrupted_validation_is_made_again(corpus: Path, tmp_path: Path, m
     original = Trainer._give_way
 
     def interrupting(self: Trainer, tokens: int) -> None:
-        if self.standing.step == 16:
+        if self.state.step == 16:
             os.kill(os.getpid(), signal.SIGTERM)
         original(self, tokens)
 
@@ -105,7 +105,7 @@ def test_speed_after_resuming_counts_the_steps_of_this_process(corpus: Path, tmp
     with interrupted_at(7, signal.SIGINT):
         train(config, tmp_path)
     again = Trainer(RunFolder(tmp_path), config, prepare(config.data), torch.device("cpu"))
-    assert len(again.standing.losses) == 7
+    assert len(again.state.losses) == 7
     again.run()
     speeds = [line["tokens_per_second"] for line in RunFolder(tmp_path).read_metrics() if line["kind"] == "train"]
     assert speeds[0] < 5 * speeds[1]
@@ -117,7 +117,7 @@ def test_diverged_training_is_stopped_and_its_last_good_checkpoint_kept(
     original = Trainer._loss
 
     def breaking(self: Trainer, windows: torch.Tensor) -> torch.Tensor:
-        return original(self, windows) * (math.nan if self.standing.step == 13 else 1.0)
+        return original(self, windows) * (math.nan if self.state.step == 13 else 1.0)
 
     monkeypatch.setattr(Trainer, "_loss", breaking)
     with pytest.raises(UserError, match=r"at step 14 the loss was nan.*lower --train.learning-rate"):
@@ -135,7 +135,7 @@ def test_gradients_that_are_not_finite_are_never_saved(
 
     def breaking(self: Trainer, windows: torch.Tensor) -> torch.Tensor:
         loss = original(self, windows)
-        if self.standing.step == 15:
+        if self.state.step == 15:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
 
@@ -230,7 +230,7 @@ def test_checkpoints_between_validations_change_nothing(
     train(run_config(corpus), tmp_path / "rarely")
     saves: list[int] = []
     original = Trainer._save
-    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.state.step) or original(self))
     train(run_config(corpus, checkpoint_minutes=1e-9), tmp_path / "often")
     assert set(saves) == set(range(1, 25))
     same_files(tmp_path / "rarely", tmp_path / "often")
@@ -247,11 +247,11 @@ def test_short_epochs_do_without_some_checkpoints(
     train(run_config(corpus), tmp_path / "whole")
     saves: list[int] = []
     original, step = Trainer._save, Trainer._step
-    monkeypatch.setattr("logdepth.train.loop.CHECKPOINT_SHARE", 1e-9)
-    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+    monkeypatch.setattr("logdepth.train.checkpoint.CHECKPOINT_SHARE", 1e-9)
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.state.step) or original(self))
 
     def killed(self: Trainer) -> None:
-        if self.standing.step == 20:
+        if self.state.step == 20:
             raise KeyboardInterrupt
         step(self)
 

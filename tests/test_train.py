@@ -25,12 +25,12 @@ from tests.tiny_corpus import store_of, write_corpus
 @pytest.mark.parametrize("name", SMALL_MODELS)
 def test_every_model_learns(name: str, corpus: Path, tmp_path: Path) -> None:
     config = run_config(corpus, SMALL_MODELS[name], max_steps=60, evaluate_every=30)
-    standing = train(config, tmp_path / "run")
+    state = train(config, tmp_path / "run")
     lines = measured(tmp_path / "run")
     first = next(line["loss"] for line in lines if line["kind"] == "train")
-    assert standing.best_loss < first - 0.5
-    assert standing.best_loss < math.log(96) - 1
-    assert standing.finished == "all steps done"
+    assert state.best_loss < first - 0.5
+    assert state.best_loss < math.log(96) - 1
+    assert state.finished == "all steps done"
 
 
 def test_a_run_folder_has_everything(corpus: Path, tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_early_stopping(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         return dataclasses.replace(result, nats=next(losses) * result.tokens)
 
     monkeypatch.setattr(loop, "evaluate", scripted)
-    standing = train(run_config(corpus, max_steps=100, evaluate_every=2, patience=3), tmp_path)
-    assert standing.finished == "no better validation loss"
-    assert (standing.step, standing.best_step, standing.best_loss) == (10, 4, pytest.approx(2.0))
+    state = train(run_config(corpus, max_steps=100, evaluate_every=2, patience=3), tmp_path)
+    assert state.finished == "no better validation loss"
+    assert (state.step, state.best_step, state.best_loss) == (10, 4, pytest.approx(2.0))
     assert load_tensors(tmp_path / "best.safetensors")[1] == {"step": 4}
     assert load_tensors(tmp_path / "last.safetensors")[1] == {"step": 10}
 
@@ -224,8 +224,8 @@ def test_gradients_are_clipped(corpus: Path, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["ar-grc", "transformer-sinusoidal"])
 def test_bfloat16_learns_too(name: str, corpus: Path, tmp_path: Path) -> None:
-    standing = train(run_config(corpus, SMALL_MODELS[name], max_steps=40, precision="bfloat16"), tmp_path)
-    assert standing.best_loss < math.log(96) - 1
+    state = train(run_config(corpus, SMALL_MODELS[name], max_steps=40, precision="bfloat16"), tmp_path)
+    assert state.best_loss < math.log(96) - 1
     assert {tensor.dtype for tensor in load_file(tmp_path / "last.safetensors").values()} == {torch.float32}
 
 

@@ -16,7 +16,7 @@ from logdepth.errors import UserError
 from logdepth.progress import in_words
 from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import RunConfig
-from logdepth.train import Interrupted, Standing, resume, train
+from logdepth.train import Interrupted, TrainState, resume, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +124,16 @@ def _resume(arguments: Sequence[str]) -> int:
     return _finish(command.resume, command.json, lambda: resume(command.resume, command.data_dir))
 
 
-def _finish(out: Path, as_json: bool, work: Callable[[], Standing]) -> int:
+def _finish(out: Path, as_json: bool, work: Callable[[], TrainState]) -> int:
     try:
-        standing = work()
+        state = work()
     except Interrupted as stopped:
         print(f"{stopped}; saved. Go on with: logdepth train --resume {out}", file=sys.stderr)
         return stopped.exit_code
     if as_json:
-        print_json({"run": str(out)} | asdict(standing))
+        print_json({"run": str(out)} | asdict(state))
     else:
-        print(f"{out}: {standing.finished} after {standing.step:,} steps and {in_words(standing.seconds)}")
-        print(f"best validation loss {standing.best_loss:.4f} at step {standing.best_step:,}")
+        print(f"{out}: {state.finished} after {state.step:,} steps and {in_words(state.seconds)}")
+        print(f"best validation loss {state.best_loss:.4f} at step {state.best_step:,}")
         print(f"next: logdepth evaluate {out}   or   logdepth generate {out}")
     return 0

@@ -22,8 +22,8 @@ class Batches:
     Args:
         batch_size: windows per step, over all ranks together.
         context: tokens per window.
-        shifted: by default windows start at multiples of `context`. Shifted windows start at an offset from these, which
-            each epoch draws at random.
+        shifted: whether windows start at a random offset, drawn for each epoch, from the multiples of `context`; by
+            default they start at these multiples.
         rank: which share this process takes, from 0 to `world_size` - 1.
         world_size: the number of processes that train together.
     """
@@ -42,7 +42,9 @@ class Batches:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to below world_size; got {rank} of {world_size}")
         if batch_size % world_size:
-            raise UserError(f"--train.batch-size {batch_size} is not a multiple of the {world_size} processes")
+            raise UserError(
+                f"--train.batch-size {batch_size} is not a multiple of {world_size}, the number of processes"
+            )
         self.store, self.batch_size, self.context, self.seed = store, batch_size, context, seed
         self.share = batch_size // world_size
         """Windows per step on this rank."""

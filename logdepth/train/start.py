@@ -10,12 +10,13 @@ from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
-from logdepth.train.loop import Standing, Trainer
+from logdepth.train.checkpoint import TrainState
+from logdepth.train.loop import Trainer
 from logdepth.train.trackers import check_trackers
 from logdepth.train.watch import Watch
 
 
-def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
+def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
     """A new run in the folder `out`; everything that can be known to be wrong is refused before work begins."""
     folder = RunFolder(out)
     folder.refuse_if_taken()
@@ -29,7 +30,7 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Wat
         return trainer.run()
 
 
-def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
+def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
     """Goes on with a run from its last checkpoint, with the config that is saved with it."""
     folder = RunFolder(out)
     config = folder.config()
