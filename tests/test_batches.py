@@ -83,9 +83,8 @@ def test_batches_that_do_not_divide_into_equal_shares_are_refused(batch_size: in
     if batch_size % world_size == 0:
         assert len(Batches(store_of(list(range(400))), **settings).at(0)) * world_size == batch_size
         return
-    with pytest.raises(
-        UserError, match=f"^--train.batch-size {batch_size} is not a multiple of the {world_size} ranks$"
-    ):
+    message = f"--train.batch-size {batch_size} is not a multiple of {world_size}, the number of ranks"
+    with pytest.raises(UserError, match=f"^{message}$"):
         Batches(store_of(list(range(400))), **settings)
 
 

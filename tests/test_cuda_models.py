@@ -225,7 +225,7 @@ def test_accelerated_runs_on_packed_documents_have_no_graph_and_say_so(
         state = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
     assert captured == [False]
     assert math.isfinite(state.best_loss)
-    assert capsys.readouterr().err.count("no CUDA graph of steps: documents that start anew") == 1
+    assert capsys.readouterr().err.count("no CUDA graph of training steps: with reset_at_documents") == 1
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:

@@ -42,9 +42,7 @@ class Batches:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to below world_size; got {rank} of {world_size}")
         if batch_size % world_size:
-            raise UserError(
-                f"--train.batch-size {batch_size} is not a multiple of {world_size}, the number of processes"
-            )
+            raise UserError(f"--train.batch-size {batch_size} is not a multiple of {world_size}, the number of ranks")
         self.store, self.batch_size, self.context, self.seed = store, batch_size, context, seed
         self.share = batch_size // world_size
         """Windows per step on this rank."""

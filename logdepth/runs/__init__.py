@@ -1,4 +1,4 @@
-"""Runs on disk: configs, folders, weights."""
+"""Runs on disk: configs, folders and weights."""
 
 from logdepth.runs.config import MACHINE_FIELDS, Precision, RunConfig, TrainConfig, arithmetic, decisive, device_named
 from logdepth.runs.folder import LoadedRun, RunFolder, Weights

@@ -6,7 +6,7 @@ from logdepth.train.interrupt import Interrupted
 from logdepth.train.loop import DivergedError, Trainer, batches_of, repeatable
 from logdepth.train.muon import Muon
 from logdepth.train.next_token_loss import NextTokenLoss
-from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_whole_paths
+from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_absolute_paths
 from logdepth.train.watch import Watch
 
 __all__ = [
@@ -26,5 +26,5 @@ __all__ = [
     "resume",
     "train",
     "use_threads",
-    "with_whole_paths",
+    "with_absolute_paths",
 ]
