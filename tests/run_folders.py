@@ -50,7 +50,7 @@ def interrupted_at(step: int, number: signal.Signals) -> Iterator[None]:
 
     def stopping(self: Trainer) -> None:
         original(self)
-        if self.standing.step == step:
+        if self.state.step == step:
             os.kill(os.getpid(), number)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ import logdepth.sweep.worker as worker
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.sweep.ledger import OVER, Ledger, origin_of
 from logdepth.sweep.storage import open_storage
-from logdepth.train import Standing
+from logdepth.train import TrainState
 from tests.tiny_corpus import VOCAB
 
 RECIPE = "pydocs-ar-grc"
@@ -83,7 +83,7 @@ def record_own_trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     began: list[int] = []
     original = worker.Worker._train
 
-    def recorded(self: worker.Worker, config: RunConfig, folder: RunFolder, watch: Any) -> Standing:
+    def recorded(self: worker.Worker, config: RunConfig, folder: RunFolder, watch: Any) -> TrainState:
         began.append(int(folder.path.name))
         return original(self, config, folder, watch)
 
@@ -123,12 +123,12 @@ def training_in_no_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Trials take no time: their loss is made up. Returns the trials that were trained to their end."""
     done: list[int] = []
 
-    def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+    def in_no_time(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> TrainState:
         watch.started(STEPS)
         watch.progress(STEPS, 0)
         watch.validated(6, config.train.learning_rate, over=False)
         done.append(int(folder.path.name))
-        return Standing(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
+        return TrainState(step=STEPS, best_loss=config.train.learning_rate, finished="all steps done")
 
     monkeypatch.setattr(worker.Worker, "_train", in_no_time)
     monkeypatch.setattr(worker, "draw", lambda *_: None)

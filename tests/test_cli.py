@@ -16,7 +16,7 @@ from logdepth.data import CORPORA
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder
-from logdepth.train import Standing
+from logdepth.train import TrainState
 from tests.command_line import refused
 from tests.tiny_corpus import VOCAB
 
@@ -197,9 +197,9 @@ def test_epochs_that_are_asked_for_count(
     Path("both.json").write_text('{"train": {"epochs": 3, "max_steps": 7}}')
     trained: list[RunConfig] = []
 
-    def train(config: RunConfig, *_: object) -> Standing:
+    def train(config: RunConfig, *_: object) -> TrainState:
         trained.append(config)
-        return Standing(finished="all steps done", best_step=1, best_loss=1.0)
+        return TrainState(finished="all steps done", best_step=1, best_loss=1.0)
 
     monkeypatch.setattr("logdepth.cli.train.train", train)
     assert main(["train", "pydocs-ar-grc", *arguments]) == 0

@@ -118,8 +118,8 @@ def test_interrupted_and_resumed_ends_in_the_same_bits(name: str, corpus: Path, 
 def test_compiled_models_learn(name: str, corpus: Path, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)
     settings = TrainConfig(max_steps=12, evaluate_every=6, batch_size=4, context=64, device="cuda", compile=True)
-    standing = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
-    assert math.isfinite(standing.best_loss)
+    state = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
+    assert math.isfinite(state.best_loss)
 
 
 ACCELERATED = TrainConfig(
@@ -222,10 +222,10 @@ def test_accelerated_runs_on_packed_documents_have_no_graph_and_say_so(
     torch.use_deterministic_algorithms(False)
     settings = dataclasses.replace(ACCELERATED, reset_at_documents=True)
     with all_captured() as captured:
-        standing = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
+        state = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
     assert captured == [False]
-    assert math.isfinite(standing.best_loss)
-    assert capsys.readouterr().err.count("no CUDA graph of steps: documents that start anew") == 1
+    assert math.isfinite(state.best_loss)
+    assert capsys.readouterr().err.count("no CUDA graph of training steps: with reset_at_documents") == 1
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:

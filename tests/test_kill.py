@@ -84,7 +84,7 @@ def test_killed_three_times_ends_in_the_same_bits(corpus: Path, uninterrupted: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_save_and_say_how_to_go_on(
+def test_signals_save_and_say_how_to_resume(
     number: signal.Signals, corpus: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -93,7 +93,7 @@ def test_signals_save_and_say_how_to_go_on(
     process.send_signal(number)
     _, errors = process.communicate()
     assert process.returncode == 128 + number
-    assert f"saved. Go on with: logdepth train --resume {out}" in errors
+    assert f"saved. Resume with: logdepth train --resume {out}" in errors
     assert "Traceback" not in errors
     finish(start("--resume", str(out)))
     same_files(uninterrupted, out)

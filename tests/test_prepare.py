@@ -1,4 +1,4 @@
-"""Preparation: what is in a store, that it is there whole or not at all, and batches that (seed, step) decide."""
+"""Preparation: what is in a store, and that it is there whole or not at all."""
 
 import dataclasses
 import os
@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from logdepth.data import SPLITS, Batches, DataConfig, TokenStore, document_bounds, open_prepared, prepare
+from logdepth.data import SPLITS, DataConfig, TokenStore, open_prepared, prepare
 from logdepth.data.passages import Passage
 from logdepth.data.ptb import PTB
 from logdepth.data.store import dtype_for
 from logdepth.data.text import Text
 from logdepth.errors import UserError
-from tests.tiny_corpus import VOCAB, sentences, store_of, tiny_data, write_corpus
+from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 
 def test_a_store_holds_the_encoded_text_and_its_counts(corpus: Path) -> None:
@@ -134,59 +132,6 @@ def test_numbers_of_tokens_fit_their_dtype() -> None:
 def test_unknown_corpora_are_refused() -> None:
     with pytest.raises(ValueError, match=r"there is no corpus 'pydoc'; did you mean 'pydocs'\?"):
         DataConfig(corpus="pydoc")
-
-
-@given(
-    length=st.integers(2, 300),
-    batch_size=st.integers(1, 5),
-    context=st.integers(1, 20),
-    seed=st.integers(0, 2**40),
-    shifted=st.booleans(),
-)
-def test_an_epoch_visits_each_window_once(length: int, batch_size: int, context: int, seed: int, shifted: bool) -> None:
-    store = store_of(list(range(length)))
-    settings = {"batch_size": batch_size, "context": context, "seed": seed, "shifted": shifted}
-    if (length - (context if shifted else 1)) // context < batch_size:
-        with pytest.raises(UserError, match=f"has {length:,} tokens, fewer than one batch of"):
-            Batches(store, **settings)
-        return
-    batches = Batches(store, **settings)
-    for epoch in range(3):
-        starts = []
-        for step in range(batches.steps_per_epoch):
-            batch = batches.at(epoch * batches.steps_per_epoch + step)
-            assert batch.shape == (batch_size, context + 1)
-            assert (np.diff(batch, axis=1) == 1).all()
-            starts += batch[:, 0].tolist()
-        assert len(set(starts)) == len(starts)
-        shifts = {start % context for start in starts}
-        assert len(shifts) == 1 if shifted else shifts == {0}
-
-
-def test_shifted_epochs_cut_the_text_at_different_places() -> None:
-    batches = Batches(store_of(list(range(1000))), batch_size=2, context=16, seed=0, shifted=True)
-    shifts = {int(batches.at(epoch * batches.steps_per_epoch)[0, 0]) % 16 for epoch in range(200)}
-    assert shifts == set(range(16))
-
-
-@pytest.mark.parametrize("shifted", [False, True])
-def test_a_batch_is_a_function_of_seed_and_step(shifted: bool) -> None:
-    store = store_of(list(range(1000)))
-
-    def batches(seed: int) -> Batches:
-        return Batches(store, batch_size=4, context=10, seed=seed, shifted=shifted)
-
-    one, other = batches(1), batches(1)
-    for step in (30, 7, 0, 100, 7):
-        assert (one.at(step) == other.at(step)).all()
-    assert (batches(2).at(7) != one.at(7)).any()
-    assert (one.at(7) != one.at(7 + one.steps_per_epoch)).any()
-
-
-def test_documents_end_with_separators_and_rows() -> None:
-    inputs = np.array([[5, 2, 6, 7], [2, 2, 8, 2]])
-    assert document_bounds(inputs, 2) == [0, 2, 4, 5, 6, 8]
-    assert inputs.tolist() == [[5, 2, 6, 7], [2, 2, 8, 2]]
 
 
 @pytest.mark.parametrize("reading", [2, 3])

@@ -222,7 +222,7 @@ def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, mon
     compiled: list[tuple[str, bool]] = []
     monkeypatch.setattr(
         "logdepth.train.faster.compile_model",
-        lambda model, any_length: compiled.append((type(model).__name__, any_length)),
+        lambda module, any_length: compiled.append((type(getattr(module, "model", module)).__name__, any_length)),
     )
     arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--compile"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0

@@ -1,6 +1,7 @@
-"""Runs that were stopped go on to the same bits; what goes wrong loses nothing."""
+"""Runs that were stopped resume bit-for-bit; errors lose nothing that was saved."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from logdepth.runs import RunFolder
 from logdepth.runs.environment import differences, environment, hash_of_code
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train import Interrupted, Trainer, resume, train
+from logdepth.train.step import TrainingStep
 from tests.run_folders import interrupted_at, measured, run_config, same_files
 from tests.small_models import SMALL_MODELS
 
@@ -30,13 +32,21 @@ def test_resuming_a_finished_run_changes_nothing(corpus: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stops", [(1,), (8,), (7, 8, 9, 23)])
-@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ar-grc", {}),
+        ("transformer-alibi", {}),
+        ("ar-grc", {"optimizer": "muon", "schedule": "wsd"}),
+        ("transformer-alibi", {"optimizer": "muon", "muon_learning_rate": 0.02}),
+    ],
+)
 def test_interrupted_and_resumed_ends_in_the_same_bits(
-    name: str, stops: tuple[int, ...], corpus: Path, tmp_path: Path
+    name: str, changes: dict[str, Any], stops: tuple[int, ...], corpus: Path, tmp_path: Path
 ) -> None:
     model = SMALL_MODELS[name]
     dropout = {"leaf_dropout": 0.1} if name == "ar-grc" else {"dropout": 0.1}
-    config = run_config(corpus, dataclasses.replace(model, **dropout))
+    config = run_config(corpus, dataclasses.replace(model, **dropout), **changes)
     train(config, tmp_path / "whole")
     for number, step in enumerate(stops):
         with interrupted_at(step, (signal.SIGINT, signal.SIGTERM)[number % 2]):
@@ -51,15 +61,15 @@ def test_interrupted_and_resumed_ends_in_the_same_bits(
 def test_an_interrupted_validation_is_made_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(corpus)
     train(config, tmp_path / "whole")
-    original = Trainer._give_way
+    original = Trainer._stop_if_asked
 
     def interrupting(self: Trainer, tokens: int) -> None:
-        if self.standing.step == 16:
+        if self.state.step == 16:
             os.kill(os.getpid(), signal.SIGTERM)
         original(self, tokens)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_give_way", interrupting)
+        patch.setattr(Trainer, "_stop_if_asked", interrupting)
         with pytest.raises(Interrupted):
             train(config, tmp_path / "parts")
     assert [line["step"] for line in measured(tmp_path / "parts") if line["kind"] == "valid"] == [8]
@@ -71,11 +81,11 @@ def test_killed_between_the_files_of_the_last_save(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are written before the checkpoint that calls the run finished."""
-    import logdepth.train.loop as loop
+    import logdepth.train.checkpoint as checkpoint
 
     config = run_config(corpus)
     train(config, tmp_path / "whole")
-    original = loop.save_tensors
+    original = checkpoint.save_tensors
 
     def killed(path: Path, tensors: Any, record: Any) -> None:
         if record["standing"]["finished"]:
@@ -83,7 +93,7 @@ def test_killed_between_the_files_of_the_last_save(
         original(path, tensors, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_tensors", killed)
+        patch.setattr(checkpoint, "save_tensors", killed)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "parts")
     resume(tmp_path / "parts")
@@ -105,7 +115,7 @@ def test_speed_after_resuming_counts_the_steps_of_this_process(corpus: Path, tmp
     with interrupted_at(7, signal.SIGINT):
         train(config, tmp_path)
     again = Trainer(RunFolder(tmp_path), config, prepare(config.data), torch.device("cpu"))
-    assert len(again.standing.losses) == 7
+    assert len(again.state.losses) == 7
     again.run()
     speeds = [line["tokens_per_second"] for line in RunFolder(tmp_path).read_metrics() if line["kind"] == "train"]
     assert speeds[0] < 5 * speeds[1]
@@ -114,12 +124,12 @@ def test_speed_after_resuming_counts_the_steps_of_this_process(corpus: Path, tmp
 def test_diverged_training_is_stopped_and_its_last_good_checkpoint_kept(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Trainer._loss
+    original, steps = TrainingStep._loss, itertools.count()
 
-    def breaking(self: Trainer, windows: torch.Tensor) -> torch.Tensor:
-        return original(self, windows) * (math.nan if self.standing.step == 13 else 1.0)
+    def breaking(self: TrainingStep, windows: torch.Tensor) -> torch.Tensor:
+        return original(self, windows) * (math.nan if next(steps) == 13 else 1.0)
 
-    monkeypatch.setattr(Trainer, "_loss", breaking)
+    monkeypatch.setattr(TrainingStep, "_loss", breaking)
     with pytest.raises(UserError, match=r"at step 14 the loss was nan.*lower --train.learning-rate"):
         train(run_config(corpus), tmp_path)
     tensors, record = load_tensors(tmp_path / "checkpoint.safetensors")
@@ -131,16 +141,16 @@ def test_gradients_that_are_not_finite_are_never_saved(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss of the last step before a checkpoint may be fine while its gradient is not."""
-    original = Trainer._loss
+    original, steps = TrainingStep._loss, itertools.count()
 
-    def breaking(self: Trainer, windows: torch.Tensor) -> torch.Tensor:
+    def breaking(self: TrainingStep, windows: torch.Tensor) -> torch.Tensor:
         loss = original(self, windows)
-        if self.standing.step == 15:
+        if next(steps) == 15:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
 
-    monkeypatch.setattr(Trainer, "_loss", breaking)
-    with pytest.raises(UserError, match=r"at step 16 .* the gradient's norm"):
+    monkeypatch.setattr(TrainingStep, "_loss", breaking)
+    with pytest.raises(UserError, match=r"at step 16 .* the norm of the gradient"):
         train(run_config(corpus), tmp_path)
     assert load_tensors(tmp_path / "checkpoint.safetensors")[1]["standing"]["step"] == 8
 
@@ -148,7 +158,7 @@ def test_gradients_that_are_not_finite_are_never_saved(
 def test_folders_that_are_taken_are_refused(corpus: Path, tmp_path: Path) -> None:
     config = run_config(corpus, max_steps=2)
     train(config, tmp_path / "run")
-    with pytest.raises(UserError, match=r"already holds a run; go on with it by `logdepth train --resume"):
+    with pytest.raises(UserError, match=r"already holds a run; resume it with `logdepth train --resume"):
         train(config, tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
@@ -202,7 +212,7 @@ def test_damaged_runs_are_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"best\.safetensors does not fit the model"):
         RunFolder(tmp_path).load()
     (tmp_path / "best.safetensors").unlink()
-    with pytest.raises(UserError, match=r"best\.safetensors is not there: go on with .*, or, where .* --weights last"):
+    with pytest.raises(UserError, match=r"best\.safetensors is not there: resume the run .*, or, if .* --weights last"):
         RunFolder(tmp_path).load()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"version": 99}))
@@ -230,7 +240,7 @@ def test_checkpoints_between_validations_change_nothing(
     train(run_config(corpus), tmp_path / "rarely")
     saves: list[int] = []
     original = Trainer._save
-    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.state.step) or original(self))
     train(run_config(corpus, checkpoint_minutes=1e-9), tmp_path / "often")
     assert set(saves) == set(range(1, 25))
     same_files(tmp_path / "rarely", tmp_path / "often")
@@ -247,11 +257,11 @@ def test_short_epochs_do_without_some_checkpoints(
     train(run_config(corpus), tmp_path / "whole")
     saves: list[int] = []
     original, step = Trainer._save, Trainer._step
-    monkeypatch.setattr("logdepth.train.loop.CHECKPOINT_SHARE", 1e-9)
-    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.standing.step) or original(self))
+    monkeypatch.setattr("logdepth.train.checkpoint.CHECKPOINT_SHARE", 1e-9)
+    monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.state.step) or original(self))
 
     def killed(self: Trainer) -> None:
-        if self.standing.step == 20:
+        if self.state.step == 20:
             raise KeyboardInterrupt
         step(self)
 

@@ -16,7 +16,7 @@ from logdepth.cli import main
 from logdepth.errors import UserError
 from logdepth.sweep.storage import open_storage
 from logdepth.sweep.watch import TrialWatch
-from logdepth.train import Standing, Trainer
+from logdepth.train import Trainer, TrainState
 from tests.command_line import refused
 from tests.sweep_processes import (
     RECIPE,
@@ -31,7 +31,7 @@ from tests.sweep_processes import (
 
 
 @contextlib.contextmanager
-def given_back(out: Path, training: Callable[..., Standing], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def given_back(out: Path, training: Callable[..., TrainState], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A block with trainings of this kind, after which the one trial of the sweep waits for another worker."""
     with monkeypatch.context() as patch:
         patch.setattr(worker.Worker, "_train", training)
@@ -52,7 +52,7 @@ def test_signals_give_the_trial_back(
 
     def stopping(self: Trainer) -> None:
         original(self)
-        if self.standing.step == 8:
+        if self.state.step == 8:
             signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ def test_a_signal_that_comes_while_compiling(
 ) -> None:
     out = tmp_path / "sweep"
 
-    def compiling(*_: Any) -> Standing:
+    def compiling(*_: Any) -> TrainState:
         try:
             signal.raise_signal(signal.SIGTERM)
         except Exception as error:  # as torch's compiler does
@@ -107,7 +107,7 @@ def test_a_worker_that_cannot_go_on_gives_its_trial_back(
 ) -> None:
     out = tmp_path / "sweep"
 
-    def no_room(*_: Any) -> Standing:
+    def no_room(*_: Any) -> TrainState:
         raise UserError("no room left to write; free some space")
 
     with given_back(out, no_room, monkeypatch):

@@ -26,7 +26,7 @@ from logdepth.sweep import Search, parse_space
 from logdepth.sweep.ledger import RETRY_OF, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
 from logdepth.sweep.watch import PLACES, TrialWatch
-from logdepth.train import Standing
+from logdepth.train import TrainState
 from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,
@@ -130,7 +130,7 @@ def test_a_trial_that_kills_its_workers_is_given_up(
     out, space = tmp_path / "sweep", ["--space", "train.learning_rate=1e-3:1e-2:log", "--grace", "0.01"]
     in_no_time = worker.Worker._train
 
-    def deadly(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> Standing:
+    def deadly(self: worker.Worker, config: Any, folder: RunFolder, watch: Any) -> TrainState:
         if folder.path.name == "0000":
             Mortal.left = 0
             raise KilledError
@@ -255,7 +255,7 @@ def test_a_killed_worker_loses_nothing(
     resumed = []
     original = worker.resume
 
-    def recorded(path: Path, *rest: Any) -> Standing:
+    def recorded(path: Path, *rest: Any) -> TrainState:
         resumed.append(path.name)
         return original(path, *rest)
 

@@ -15,7 +15,7 @@ VERBS = {
     "reproduce": "the paper's experiment on a corpus: all models, tables, figures, a report",
     "report": "a study's tables, figures and page, from its result files",
     "prepare": "make a corpus's tokenizer and token stores",
-    "train": "train a recipe, or go on with a run",
+    "train": "train a recipe, or resume a run",
     "sweep": "search a recipe's hyperparameters with Optuna, alone or with other workers",
     "evaluate": "perplexity of a run, at any context length",
     "time": "time of a model against context length",

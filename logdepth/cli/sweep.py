@@ -15,7 +15,7 @@ from logdepth.cli.parsing import Switch, named_first, parse, value_of
 from logdepth.cli.train import changed, counting_epochs
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES, changes_in, recipe
-from logdepth.runs import OF_THE_MACHINE, RunConfig
+from logdepth.runs import MACHINE_FIELDS, RunConfig
 from logdepth.train import Interrupted
 
 WITHOUT_BEST = 3
@@ -75,12 +75,12 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
-    return _search(name, command, _flags_of_the_machine(arguments))
+    return _search(name, command, _machine_flags(arguments))
 
 
-def _flags_of_the_machine(arguments: Sequence[str]) -> list[str]:
+def _machine_flags(arguments: Sequence[str]) -> list[str]:
     """Those that `logdepth train` would need beside best.json."""
-    names = {"data-dir", *(name.replace("_", "-") for name in OF_THE_MACHINE - {"data.paths"})}
+    names = {"data-dir", *(name.replace("_", "-") for name in MACHINE_FIELDS - {"data.paths"})}
     kept: list[str] = []
     keeping = False
     for argument in arguments:

@@ -30,7 +30,7 @@ from logdepth.results import (
 from logdepth.runs import LoadedRun, RunFolder
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, time_model
-from logdepth.train import Standing, make_faster, repeatable
+from logdepth.train import TrainState, make_faster, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
@@ -42,7 +42,7 @@ def measure_run(
     study: Study,
     row: str,
     folder: RunFolder,
-    standing: Standing,
+    state: TrainState,
     prepared: Prepared,
     others: Mapping[str, TokenStore],
     device: torch.device,
@@ -58,8 +58,8 @@ def measure_run(
             name: _evaluations(loaded, store, ends, accelerate, lambda _: None) for name, store in others.items()
         }
         samples = _samples(loaded, study.prompt)
-    assert standing.best_step is not None
-    assert standing.finished is not None
+    assert state.best_step is not None
+    assert state.finished is not None
     metrics = folder.read_metrics()
     speeds = [line["tokens_per_second"] for line in metrics if line["kind"] == "train"]
     return RunResult(
@@ -69,10 +69,10 @@ def measure_run(
         parameters=num_parameters(loaded.model),
         data=DataFacts.of(prepared),
         environment={name: fact for name, fact in folder.environment().items() if name != "command"},
-        steps=standing.step,
-        best_step=standing.best_step,
-        finished=standing.finished,
-        valid_loss=standing.best_loss,
+        steps=state.step,
+        best_step=state.best_step,
+        finished=state.finished,
+        valid_loss=state.best_loss,
         test=tuple(Measured.of(one) for one in evaluations),
         positions=PositionLoss.of(evaluations[-1]),
         train_curve=_curve(metrics, "train", "loss"),
@@ -85,7 +85,7 @@ def measure_run(
         made=Made(
             command=typed_command(),
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            training_seconds=round(standing.seconds, 1),
+            training_seconds=round(state.seconds, 1),
             tokens_per_second=round(statistics.median(speeds)) if speeds else None,
         ),
     )

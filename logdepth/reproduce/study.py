@@ -11,7 +11,7 @@ from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.recipes import changes_in, recipe, rows_of
 from logdepth.runs import RunConfig
-from logdepth.train import with_whole_paths
+from logdepth.train import with_absolute_paths
 
 SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
 SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -71,7 +71,7 @@ def study_of(
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
     asked = [row for row in rows if not models or row in models]
-    rows = {row: with_whole_paths(config) for row, config in _overridden(corpus, rows, asked, overrides).items()}
+    rows = {row: with_absolute_paths(config) for row, config in _overridden(corpus, rows, asked, overrides).items()}
     rows = {row: _faster(config, accelerate, compiled) for row, config in rows.items()}
     if corpus == "text" and not all(rows[row].data.paths for row in asked):
         raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')

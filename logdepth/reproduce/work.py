@@ -162,9 +162,9 @@ class _Work:
         before = self.progress.done
         try:
             if folder.exists:
-                standing = resume(folder.path, self.data_dir, watch)
+                state = resume(folder.path, self.data_dir, watch)
             else:
-                standing = train(config, folder.path, self.data_dir, watch)
+                state = train(config, folder.path, self.data_dir, watch)
         except Interrupted as stopped:
             if stopped.signal_number is None:
                 raise BudgetSpentError from None
@@ -178,7 +178,7 @@ class _Work:
             self.progress.skip(before + training)
         self.progress.update(before + training, label)
         part = Part(self.progress, f"{label}, measuring", 1, share - training)
-        result = measure_run(self.study, row, folder, standing, prepared, self.others, self.device, part.update)
+        result = measure_run(self.study, row, folder, state, prepared, self.others, self.device, part.update)
         write_result(self._file(row, config), result)
         part.update(1)
         main = result.main

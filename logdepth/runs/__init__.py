@@ -1,10 +1,10 @@
-"""Runs on disk: configs, folders, weights."""
+"""Runs on disk: configs, folders and weights."""
 
-from logdepth.runs.config import OF_THE_MACHINE, Precision, RunConfig, TrainConfig, arithmetic, decisive, device_named
+from logdepth.runs.config import MACHINE_FIELDS, Precision, RunConfig, TrainConfig, arithmetic, decisive, device_named
 from logdepth.runs.folder import LoadedRun, RunFolder, Weights
 
 __all__ = [
-    "OF_THE_MACHINE",
+    "MACHINE_FIELDS",
     "LoadedRun",
     "Precision",
     "RunConfig",

@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides the numbers of a run. Where files lie is not in it."""
+"""The config of a run, and what follows from it for devices and precision."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,56 +16,68 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """AdamW with linear warm-up, then a cosine to a thousandth of the peak; early stopping on validation loss."""
+    """Optimizer, learning-rate schedule, batches and hardware of a run; early stopping is on validation loss."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw: AdamW for all weights. muon: Muon for hidden matrices, AdamW for embedding, output head and vectors."""
     learning_rate: float = 1e-3
-    """Peak."""
+    """Peak learning rate of AdamW."""
     weight_decay: float = 1e-4
-    """AdamW's, on matrices and embeddings."""
+    """Decoupled weight decay of matrices and embeddings: per step, a share of learning rate × weight decay."""
     betas: tuple[float, ...] = (0.9, 0.999)
-    """AdamW's two."""
+    """AdamW betas (β1, β2)."""
+    muon_learning_rate: float | None = None
+    """Peak learning rate of Muon, on AdamW's scale: the root mean square of an update is about 0.2 times the rate, as
+    is typical of AdamW. By default, the learning rate of AdamW."""
+    muon_momentum: float = 0.95
+    """Momentum of Muon, from 0 to below 1."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """Learning rate after the warm-up: cosine falls along a cosine, wsd (warm-up, stable, decay) stays at its peak and
+    then falls linearly. Both end at a thousandth of the peak."""
+    decay_fraction: float = 0.2
+    """Share of all steps in which the schedule wsd decays, above 0 and at most 1. The schedule cosine ignores it."""
     warmup_steps: int = 0
-    """Steps in which the learning rate rises from zero to its peak."""
+    """Number of steps in which the learning rate rises linearly from zero to its peak."""
     epochs: int = 50
-    """Passes over the training split that the cosine spans."""
+    """Length of training and of the schedule, in passes over the training split."""
     max_steps: int | None = None
-    """Steps that the cosine spans, instead of epochs."""
+    """Length of training and of the schedule, in steps. By default, epochs decide."""
     batch_size: int = 32
-    """Windows in a step."""
+    """Number of windows per step."""
     context: int = 512
-    """Tokens in a window."""
+    """Training length: number of tokens per window."""
     shift_windows: bool = False
-    """Whether each epoch cuts the text into windows at a place of its own, rather than all at the same."""
+    """Cut the text into windows at a random offset in each epoch. By default, all epochs cut it at the same places."""
     micro_batch: int | None = None
-    """Windows that go through the model at once; a step adds up the gradients of its micro-batches."""
+    """Number of windows per forward and backward pass; a step adds up the gradients. By default, all at once."""
     reset_at_documents: bool = False
-    """Whether each document of a window starts anew, as if alone, instead of reading on from the one before."""
+    """Process each document of a window separately. By default, the model reads on from one document to the next."""
     clip: float = 1.0
-    """Norm to which gradients are clipped."""
+    """Largest norm of the gradient; longer gradients are clipped to it."""
     evaluate_every: int | None = None
-    """Steps between validations; by default one epoch."""
+    """Number of steps between validations. By default, one epoch."""
     patience: int = 10
-    """Validations without a better loss after which training stops."""
+    """Number of validations in a row without a lower loss after which training stops early."""
     log_every: int = 10
-    """Steps between lines of metrics."""
+    """Number of steps between lines of metrics."""
     precision: Precision = "auto"
-    """Of the model's arithmetic; auto: bfloat16 autocast on CUDA, float32 elsewhere."""
+    """Precision of the arithmetic; weights are always float32. auto: bfloat16 autocast on CUDA, float32 elsewhere."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto: a GPU if there is one."""
+    """Device to train on: cpu, cuda, cuda:1, and so on. auto: a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; by default as many as torch chooses. Fewer are faster where others use the cores."""
+    """Number of CPU threads. By default, PyTorch chooses; choose fewer where other programs use the cores."""
     init_from: Path | None = None
-    """Folder of a run whose best weights to start from; its tokenizer is used too."""
+    """Folder of a run whose best weights and tokenizer to start from. By default, weights are random."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints, besides those at validations."""
+    """Number of minutes between checkpoints, in addition to those at validations."""
     compile: bool = False
-    """torch.compile: operator and post-embedding net of a ScanLM, the whole of a Transformer."""
+    """Use torch.compile: for the operator and the post-embedding net of a ScanLM, for the whole of a Transformer."""
     accelerate: bool = False
-    """Fused kernels and CUDA graphs; falls back, and says so, where they do not apply."""
+    """Use fused kernels and CUDA graphs. Where they do not apply, a message says so and training does without them."""
     deterministic: bool = True
-    """Whether CUDA may only use algorithms that give the same bits each time; exact resuming needs it."""
+    """Restrict CUDA to deterministic algorithms. Without them, a run does not resume bit-for-bit."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where metrics go besides metrics.jsonl."""
+    """Trackers that receive the metrics in addition to metrics.jsonl."""
 
     def __post_init__(self) -> None:
         at_least_one = ("epochs", "batch_size", "context", "patience", "log_every")
@@ -73,48 +85,53 @@ class TrainConfig:
         for name in (*at_least_one, *(name for name in may_be_none if getattr(self, name) is not None)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("learning_rate", "clip", "checkpoint_minutes"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
+        for name in ("learning_rate", "clip", "checkpoint_minutes", "muon_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite; got {value}")
         if self.warmup_steps < 0 or not self.weight_decay >= 0:
             raise ValueError("warmup_steps and weight_decay must not be negative")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas}")
+        if not 0 <= self.muon_momentum < 1:
+            raise ValueError(f"muon_momentum must be from 0 to below 1; got {self.muon_momentum}")
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(f"decay_fraction must be above 0 and at most 1; got {self.decay_fraction}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run."""
+    """Everything that decides the numbers of one training run. Where its files lie is not part of it."""
 
     seed: int = 0
-    """Of the initial weights, the order of batches and dropout."""
+    """Random seed for initial weights, batch order and dropout."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Which text, and how it becomes tokens."""
+    """Corpus and tokenizer."""
     model: ModelConfig = field(default_factory=ScanLMConfig)
-    """The language model."""
+    """Architecture and size of the language model."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """How it is trained."""
+    """Optimizer, schedule, batches and hardware."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
 
 
-OF_THE_MACHINE = {
+MACHINE_FIELDS = {
     "data.paths",
     *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every")),
     *(f"train.{name}" for name in ("compile", "accelerate")),
 }
-"""Fields in which machines that share a study may differ; that they read the same text is checked by its hash."""
+"""Fields that may differ between the machines of one study. A hash checks that they read the same text."""
 
 
 def decisive(config: RunConfig) -> dict[str, Any]:
-    """Dotted names to values of a config, without what may differ between the machines of a study."""
-    return {name: value for name, value in flattened(to_dict(config)).items() if name not in OF_THE_MACHINE}
+    """The fields of a config that all machines of a study must agree on: dotted names to values."""
+    return {name: value for name, value in flattened(to_dict(config)).items() if name not in MACHINE_FIELDS}
 
 
 def device_named(name: str, flag: str = "--train.device") -> torch.device:
-    """The device of a config or a flag, or an error that says what is there."""
+    """The device with this name; an error that names the flag where it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -129,6 +146,6 @@ def device_named(name: str, flag: str = "--train.device") -> torch.device:
 
 
 def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
-    """The autocast in which a model of this precision runs."""
+    """The autocast context for a precision."""
     low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device and threads; and the command that started it."""
+"""The environment of a run: versions, device, threads, and the command that started it."""
 
 import contextlib
 import hashlib
@@ -18,10 +18,11 @@ import logdepth
 
 
 def environment(device: torch.device) -> dict[str, Any]:
+    """The versions, the device and the number of threads in use now, as written to environment.json."""
     cuda = device.type == "cuda"
     return {
         "logdepth": logdepth.__version__,
-        "code": _own_code(),
+        "code": _hash_of_logdepth(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -36,13 +37,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 @cache
-def _own_code() -> str:
-    """As it was when first asked for: files may change while a run goes on."""
+def _hash_of_logdepth() -> str:
+    """Cached, because files may change while a run is in progress."""
     return hash_of_code(Path(logdepth.__file__).parent)
 
 
 def hash_of_code(package: Path) -> str:
-    """Of a package's files: what a version number does not tell apart."""
+    """A hash of a package's source files; it changes where the version number does not."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
@@ -51,12 +52,12 @@ def hash_of_code(package: Path) -> str:
 
 
 def typed_command() -> str:
-    """What was typed, as it can be typed again."""
+    """The command line of this process, quoted for a shell."""
     return shlex.join(["logdepth", *sys.argv[1:]])
 
 
 def _processor_name() -> str | None:
-    """What the system calls it, where it says so."""
+    """The name of the processor, if the system tells it."""
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
         if found:
@@ -65,6 +66,6 @@ def _processor_name() -> str | None:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What may change the bits of a run that goes on here."""
+    """The differences between two environments that may change the last bits of a resumed run."""
     decisive = ("logdepth", "code", "python", "torch", "processor", "threads", "device", "cuda")
     return [f"{name} {before.get(name)} → {now[name]}" for name in decisive if before.get(name) != now[name]]

@@ -1,12 +1,12 @@
-"""A run on disk: its folder, what is in it, and how a model comes back out of it.
+"""The folder of a run: what is in it, and how to load the model from it.
 
-config.json            the resolved config and its token store; written last, so that a folder with it is a run
-environment.json       versions, device, the command
-tokenizer.model        SentencePiece
-metrics.jsonl          one line a measurement
+config.json            the complete config and the key of the token store; written last: with it, a folder is a run
+environment.json       versions, device, command
+tokenizer.model        SentencePiece model
+metrics.jsonl          one line per measurement
 best.safetensors       weights with the lowest validation loss so far
 last.safetensors       weights of the last checkpoint
-checkpoint.safetensors everything needed to go on, bit for bit
+checkpoint.safetensors everything needed to resume bit-for-bit
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from logdepth.runs.tensors import load_tensors, save_tensors
 
 VERSION = 1
 WRITTEN_BEFORE_CONFIG = {"environment.json", "tokenizer.model", "lock"}
-"""What a run that was killed while it was being made may leave; a new one takes its place."""
+"""Files that a run leaves if it is killed before its config is written; a new run replaces them."""
 Weights = Literal["best", "last"]
 
 
 class LoadedRun(NamedTuple):
-    """A trained model and what it needs."""
+    """A trained model with its config and its tokenizer."""
 
     config: RunConfig
     model: LanguageModel
@@ -45,6 +45,8 @@ class LoadedRun(NamedTuple):
 
 
 class RunFolder:
+    """The folder of one run."""
+
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
@@ -64,10 +66,10 @@ class RunFolder:
         return self.path / f"{which}.safetensors"
 
     def refuse_if_taken(self) -> None:
-        """An error where a new run cannot go: the folder holds one already, or something else."""
+        """An error if a new run cannot be written here: the folder holds a run or other files, or is not writable."""
         if self.exists:
             raise UserError(
-                f"{self.path} already holds a run; go on with it by `logdepth train --resume {self.path}`, "
+                f"{self.path} already holds a run; resume it with `logdepth train --resume {self.path}`, "
                 "or choose another --out"
             )
         with readable_disk_errors(self.path):
@@ -75,14 +77,14 @@ class RunFolder:
                 raise UserError(f"{self.path} is a file; choose another --out")
             existing = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
             if not os.access(existing, os.W_OK | os.X_OK):
-                raise UserError(f"cannot write {self.path}: {existing} does not let us; choose another --out")
+                raise UserError(f"cannot write {self.path}: permission denied in {existing}; choose another --out")
         if self.path.is_dir():
             others = [file.name for file in self.path.iterdir() if not file.name.startswith(PARTIAL)]
             if not set(others) <= WRITTEN_BEFORE_CONFIG:
                 raise UserError(f"{self.path} is not empty and holds no run; choose another --out")
 
     def create(self, config: RunConfig, prepared: Prepared, device: torch.device) -> None:
-        """A new run."""
+        """Writes the files of a new run, its config last."""
         self.refuse_if_taken()
         with replacing(self.path / "tokenizer.model") as partial:
             partial.write_bytes(prepared.tokenizer.model)
@@ -94,7 +96,7 @@ class RunFolder:
         return from_dict(RunConfig, self._saved()["config"], str(self.path / "config.json"))
 
     def store_key(self) -> str:
-        """Which token store the run trains on."""
+        """The key of the token store that the run trains on."""
         key: str = self._saved()["store"]
         return key
 
@@ -106,14 +108,14 @@ class RunFolder:
         return Tokenizer.load(self.path / "tokenizer.model")
 
     def load(self, which: Weights = "best", device: torch.device | str = "cpu") -> LoadedRun:
-        """The trained model, ready to evaluate."""
+        """The trained model, in evaluation mode."""
         config, tokenizer = self.config(), self.tokenizer()
         file = self.weights(which)
         if not file.is_file():
-            again = f"`logdepth train --resume {self.path}`"
             other = "last" if which == "best" else "best"
             raise UserError(
-                f"{file} is not there: go on with {again}, or, where training is over, choose --weights {other}"
+                f"{file} is not there: resume the run with `logdepth train --resume {self.path}`, "
+                f"or, if it is finished, choose --weights {other}"
             )
         tensors, record = load_tensors(file)
         with torch.device("meta"):
@@ -127,7 +129,7 @@ class RunFolder:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; a last one that was cut off by a crash is left out."""
+        """All complete lines; a last line that a crash cut off is left out."""
         if not self.metrics.is_file():
             return []
         found = []
@@ -137,7 +139,7 @@ class RunFolder:
         return found
 
     def rewind_metrics(self, step: int, validated: int) -> None:
-        """Forgets what was measured after the steps from which training goes on: it will be measured again."""
+        """Removes the lines after the steps from which training resumes: these are measured again."""
         limits = {"train": step, "valid": validated}
         kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
@@ -147,9 +149,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process trains in a folder."""
+        """Keeps other processes from training in this folder."""
         with alone(self.path, f"another process is training in {self.path}"):
-            for partial in self.path.glob(f"{PARTIAL}*"):  # what a killed process left
+            for partial in self.path.glob(f"{PARTIAL}*"):  # left by a killed process
                 partial.unlink()
             yield
 
@@ -169,7 +171,7 @@ class RunFolder:
 
 
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path) -> None:
-    """Fills the model, strictly: every weight must be there with its shape, and no other."""
+    """Loads weights into a model; missing weights, other shapes and unknown weights are errors."""
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Named tensors and a JSON record in one safetensors file, written whole or not at all."""
+"""Named tensors and a JSON record in one safetensors file, written atomically."""
 
 import json
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from typing import Any
 
 from logdepth.config import override, to_dict
 from logdepth.errors import UserError
-from logdepth.runs import OF_THE_MACHINE, RunConfig
+from logdepth.runs import MACHINE_FIELDS, RunConfig
 
 Scalar = str | int | float | bool | None
 DROPOUT = "dropout"
@@ -71,7 +71,7 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
         try:
             if not equals or not text:
                 raise UserError(FORMS)
-            if any(part == "seed" or part.startswith("data.") or part in OF_THE_MACHINE for part in name.split("+")):
+            if any(part == "seed" or part.startswith("data.") or part in MACHINE_FIELDS for part in name.split("+")):
                 raise UserError("losses on other text or tokens, seeds and machines do not compare; set it by its flag")
             dimension = _parsed(text)
             space[name] = _as_the_field_has_it(config, name, dimension)

@@ -26,7 +26,7 @@ from logdepth.config import difference, flattened, override, to_dict
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import recipe
-from logdepth.runs import OF_THE_MACHINE, RunConfig, RunFolder, decisive
+from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, decisive
 from logdepth.runs.environment import typed_command
 from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
 from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
@@ -35,7 +35,7 @@ from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
 from logdepth.sweep.study import TERMS, TEXT, Search, agree, agree_on, open_study
 from logdepth.sweep.watch import QuietPart, TrialWatch
-from logdepth.train import DivergedError, Interrupted, Standing, batches_of, checked_and_prepared, resume, train
+from logdepth.train import DivergedError, Interrupted, TrainState, batches_of, checked_and_prepared, resume, train
 
 LOOK_SECONDS = 1.0
 """Between looks at the trials of others."""
@@ -165,7 +165,7 @@ class Worker:
         self._share_cores()
         folder = self._folder(origin)
         try:
-            standing = self._train(config, folder, TrialWatch(trial, heart, folder, self._part(origin)))
+            state = self._train(config, folder, TrialWatch(trial, heart, folder, self._part(origin)))
         except optuna.TrialPruned:
             self._prune(trial, "worse than the median of the others", folder)
         except DivergedError:
@@ -176,7 +176,7 @@ class Worker:
             self._prune(trial, f"refused: {error}")
         else:
             self._record(trial, folder)
-            self._finish(trial, TrialState.COMPLETE, standing.best_loss)
+            self._finish(trial, TrialState.COMPLETE, state.best_loss)
             self._tidy(folder)
 
     def _share_cores(self) -> None:
@@ -185,7 +185,7 @@ class Worker:
             alive = number_alive(self.search.out / "workers")
             torch.set_num_threads(max(1, self.threads // max(1, alive)))
 
-    def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> Standing:
+    def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> TrainState:
         if not folder.exists:
             _refuse_what_cannot_train(config, self.search.data_dir)
             return train(config, folder.path, self.search.data_dir, watch)
@@ -288,7 +288,7 @@ class Worker:
 def changes_of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
     """What to change in the recipe to train a trial again, the sweep's own flags included."""
     asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(search.config)))
-    left_out = OF_THE_MACHINE - {"data.paths"} | {"seed"}
+    left_out = MACHINE_FIELDS - {"data.paths"} | {"seed"}
     fields = {name: value for name, value in asked.items() if name not in left_out}
     return changes(search.config, fields | flattened(changes(search.config, params)))
 

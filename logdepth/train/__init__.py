@@ -1,15 +1,20 @@
-"""Training: one run, from a config to weights, resumable to the bit."""
+"""Training: one run, from a config to weights. A run that was stopped resumes bit-for-bit."""
 
+from logdepth.train.checkpoint import TrainState
 from logdepth.train.faster import compile_model, make_faster
 from logdepth.train.interrupt import Interrupted
-from logdepth.train.loop import DivergedError, Standing, Trainer, batches_of, repeatable
-from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_whole_paths
+from logdepth.train.loop import DivergedError, Trainer, batches_of, repeatable
+from logdepth.train.muon import Muon
+from logdepth.train.next_token_loss import NextTokenLoss
+from logdepth.train.start import checked_and_prepared, prepared_for, resume, train, use_threads, with_absolute_paths
 from logdepth.train.watch import Watch
 
 __all__ = [
     "DivergedError",
     "Interrupted",
-    "Standing",
+    "Muon",
+    "NextTokenLoss",
+    "TrainState",
     "Trainer",
     "Watch",
     "batches_of",
@@ -21,5 +26,5 @@ __all__ = [
     "resume",
     "train",
     "use_threads",
-    "with_whole_paths",
+    "with_absolute_paths",
 ]

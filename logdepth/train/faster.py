@@ -4,23 +4,28 @@ import torch
 from torch import nn
 
 from logdepth.models import LanguageModel, ScanLM, num_parameters
+from logdepth.train.next_token_loss import NextTokenLoss
 
 
-def make_faster(model: LanguageModel, *, accelerate: bool, compiled: bool, any_length: bool = False) -> str | None:
-    """Fused kernels and compiled code, as asked for; why there are no fused kernels, if so.
+def make_faster(
+    module: LanguageModel | NextTokenLoss, *, accelerate: bool, compiled: bool, any_length: bool = False
+) -> str | None:
+    """Turns on the fused kernels and the compiled code asked for; returns why there are no fused kernels, if so.
 
     Code is compiled for each shape that comes, or once for `any_length`.
     """
+    model = module.model if isinstance(module, NextTokenLoss) else module
     reason = model.accelerate() if accelerate else None
     fused = accelerate and reason is None and isinstance(model, ScanLM)
     if compiled and not fused:  # fused operators are compiled already
-        torch.compiler.reset()  # what ran before in this process would count against the model's recompilations
-        compile_model(model, any_length)
+        torch.compiler.reset()  # earlier compilations in this process would count against the model's limit
+        compile_model(module, any_length)
     return reason
 
 
-def compile_model(model: LanguageModel, any_length: bool = False) -> None:
-    """Compiles in place, so that the names of weights stay: the whole Transformer, or what a ScanLM is made of."""
+def compile_model(module: LanguageModel | NextTokenLoss, any_length: bool = False) -> None:
+    """Compiles in place, so that weights keep their names: operators and nets of a ScanLM, all of a Transformer."""
+    model = module.model if isinstance(module, NextTokenLoss) else module
     if isinstance(model, ScanLM):
         for layer in model.layers:
             operators = layer.operators()
@@ -29,7 +34,10 @@ def compile_model(model: LanguageModel, any_length: bool = False) -> None:
                 assert isinstance(part, nn.Module)
                 if num_parameters(part):  # there may be no net
                     part.compile(dynamic=True)
-    else:
-        dynamic = True if any_length else None
-        model.compile(dynamic=dynamic)
-        setattr(model, "loss", torch.compile(model.loss, dynamic=dynamic))  # noqa: B010  (it does without `forward`)
+        return
+    dynamic = True if any_length else None
+    model.compile(dynamic=dynamic)
+    if isinstance(module, NextTokenLoss):
+        module.compile(dynamic=dynamic)
+    else:  # whoever times a model calls its loss
+        setattr(model, "loss", torch.compile(model.loss, dynamic=dynamic))  # noqa: B010

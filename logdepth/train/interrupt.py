@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request: training finishes its step, saves, and only then stops."""
+"""SIGINT and SIGTERM as requests to stop: training finishes its step and saves before it stops."""
 
 import signal
 from types import FrameType, TracebackType
@@ -6,9 +6,9 @@ from typing import Any, Self
 
 
 class Interrupted(BaseException):
-    """Training stopped because a signal or its watch asked for it, with everything saved.
+    """Training stopped because a signal or the watch asked for it; everything is saved.
 
-    No error, so no Exception: a compiler that a signal interrupts must not take it for a failure of its own.
+    It is no Exception: a compiler that a signal interrupts must not take it for an error of its own.
     """
 
     def __init__(self, step: int, signal_number: int | None) -> None:
@@ -19,12 +19,12 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As shells have it."""
+        """The exit code that shells give a process ended by the signal."""
         return 128 + (self.signal_number or 0)
 
 
 class StopRequest:
-    """Listens while the block runs; a second signal does what signals do."""
+    """Receives the first signal while the block runs; a second one has its usual effect."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -34,7 +34,7 @@ class StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._receive)
-            except ValueError:  # not in the main thread: signals go elsewhere
+            except ValueError:  # only the main thread receives signals
                 break
         return self
 

@@ -1,4 +1,4 @@
-"""Starting a run and going on with one: checks first, then work."""
+"""Starting and resuming a run: first all checks, then the work."""
 
 import sys
 from dataclasses import replace
@@ -10,16 +10,17 @@ from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
-from logdepth.train.loop import Standing, Trainer
+from logdepth.train.checkpoint import TrainState
+from logdepth.train.loop import Trainer
 from logdepth.train.trackers import check_trackers
 from logdepth.train.watch import Watch
 
 
-def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
-    """A new run in the folder `out`; everything that can be known to be wrong is refused before work begins."""
+def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
+    """Trains a new run in the folder `out`. Errors that can be found in advance come before anything is written."""
     folder = RunFolder(out)
     folder.refuse_if_taken()
-    config = with_whole_paths(config)
+    config = with_absolute_paths(config)
     prepared = checked_and_prepared(config, data_dir)
     use_threads(config)
     device = device_named(config.train.device)
@@ -29,8 +30,8 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Wat
         return trainer.run()
 
 
-def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> Standing:
-    """Goes on with a run from its last checkpoint, with the config that is saved with it."""
+def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
+    """Resumes a run from its last checkpoint, with the config saved in its folder."""
     folder = RunFolder(out)
     config = folder.config()
     check_trackers(config)
@@ -40,13 +41,13 @@ def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) 
     with folder.locked():
         changed = differences(folder.environment(), environment(device))
         if changed:
-            began = ", ".join(changed)
-            print(f"going on where the run began otherwise ({began}): perhaps not bit for bit", file=sys.stderr)
+            what = ", ".join(changed)
+            print(f"the environment has changed ({what}): the run may not resume bit-for-bit", file=sys.stderr)
         return Trainer(folder, config, prepared, device, watch).run()
 
 
 def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Prepared:
-    """The tokens that a new run would train on; whatever can be known to be wrong with its config is refused."""
+    """The tokens that a new run would train on, after all checks of its config."""
     device_named(config.train.device)
     check_trackers(config)
     if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
@@ -55,25 +56,28 @@ def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Pre
     return prepare(config.data, data_dir, None if first is None else RunFolder(first).tokenizer())
 
 
-def with_whole_paths(config: RunConfig) -> RunConfig:
-    """A run may go on from another folder than the one where it began."""
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with absolute paths: a run may be resumed from another working directory."""
     data = replace(config.data, paths=tuple(path.resolve() for path in config.data.paths))
     first = config.train.init_from
     return replace(config, data=data, train=replace(config.train, init_from=first and first.resolve()))
 
 
 def use_threads(config: RunConfig) -> None:
+    """Sets the number of CPU threads, if the config does."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
 
 
 def prepared_for(folder: RunFolder, data_dir: Path | None = None) -> Prepared:
-    """The token store that a run was made with: from the cache, or from the same text prepared again."""
+    """The token store of a run: from the cache, or prepared again from the same text."""
     key = folder.store_key()
     if is_prepared(key):
         return open_prepared(key)
     data = folder.config().data
     prepared = prepare(data, data_dir, folder.tokenizer())
     if prepared.key != key:
-        raise UserError(f"corpus '{data.corpus}' is not the text that {folder.path} was trained on; find the old one")
+        raise UserError(
+            f"corpus '{data.corpus}' is not the text that {folder.path} was trained on; restore the old text"
+        )
     return prepared

@@ -1,4 +1,4 @@
-"""Optional trackers of metrics: TensorBoard and Weights & Biases. metrics.jsonl is written with or without them."""
+"""Optional trackers of metrics: TensorBoard and Weights & Biases. metrics.jsonl is always written."""
 
 import importlib
 import secrets
@@ -18,7 +18,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(config: RunConfig) -> None:
-    """An error where a tracker that the config asks for is not installed."""
+    """An error if a tracker that the config asks for is not installed."""
     for name in config.train.trackers:
         try:
             importlib.import_module(name)
@@ -27,7 +27,7 @@ def check_trackers(config: RunConfig) -> None:
 
 
 def open_trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
-    """The trackers that the config asks for; what was logged after `step` is to be overwritten."""
+    """The trackers that the config asks for; what they logged after `step` is overwritten."""
     return [TRACKERS[name](config, folder, step) for name in config.train.trackers]
 
 
@@ -49,7 +49,7 @@ class _WeightsAndBiases:
     def __init__(self, config: RunConfig, folder: Path, _step: int) -> None:
         import wandb
 
-        file = folder / "wandb-id.txt"  # a name of its own: folders of one name may lie in many places
+        file = folder / "wandb-id.txt"  # the name of a folder is not unique
         if not file.is_file():
             with replacing(file) as partial:
                 partial.write_text(secrets.token_hex(8))

@@ -1,21 +1,21 @@
-"""Watch: what those who ask for a run want of it while it is made. A study and a sweep have their own."""
+"""Watch: callbacks of a run, for whoever started it. Studies and sweeps have their own subclasses."""
 
 from logdepth.progress import Part, Progress
 
 
 class Watch:
-    """Shows a bar and lets the run go on to its end."""
+    """Shows a progress bar and never stops the run."""
 
     def started(self, total_steps: int) -> None:
-        """Told before anything else, of a run that is finished already too; its metrics are those that hold."""
+        """Called first, even if the run is finished; the lines in its metrics are final from then on."""
 
     def progress(self, total_steps: int, done: int) -> Progress | Part:
-        """Where the run tells how far it is."""
+        """The display that receives the progress of the run."""
         return Progress("training", total_steps, done=done)
 
     def must_stop(self) -> bool:
-        """Asked after every step; the run then saves and raises Interrupted."""
+        """Called after every step. If True, the run saves and raises Interrupted."""
         return False
 
     def validated(self, step: int, loss: float, *, over: bool) -> None:
-        """Told after every validation; what it raises ends a run that is not over."""
+        """Called after every validation; an exception raised here ends a run that is not over."""

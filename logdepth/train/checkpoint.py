@@ -1,0 +1,94 @@
+"""Checkpoints: how far a run is, and everything needed to resume it bit-for-bit."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from logdepth.errors import UserError
+from logdepth.models import LanguageModel
+from logdepth.runs import RunFolder
+from logdepth.runs.folder import load_weights
+from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.train.optimizer import ModelOptimizer
+
+VERSION = 1
+CHECKPOINT_SHARE = 0.05
+"""The largest share of the time that checkpoints at validations may take: with short epochs, some are left out."""
+Reason = Literal["all steps done", "no better validation loss"]
+
+
+@dataclass
+class TrainState:
+    """How far a run is. Checkpoints hold these fields by their names."""
+
+    step: int = 0
+    """Number of completed steps."""
+    validated: int = 0
+    """Step of the last validation."""
+    best_step: int | None = None
+    """Step of the validation with the lowest loss."""
+    best_loss: float = math.inf
+    """Lowest validation loss, in nats per token."""
+    without_better: int = 0
+    """Number of validations since the best one."""
+    seconds: float = 0.0
+    """Time spent in training, with validations, over all processes that have worked on the run."""
+    finished: Reason | None = None
+    """Why the run ended; None while it is not finished."""
+    losses: list[float] = field(default_factory=list)
+    """Losses of the steps since the last line of metrics."""
+    norm: float = math.nan
+    """Norm of the last gradient, before clipping."""
+
+
+class Checkpoints:
+    """Saves and restores the state of one run, and decides when saving is worth its time."""
+
+    def __init__(self, folder: RunFolder, model: LanguageModel, optimizer: ModelOptimizer) -> None:
+        self.folder, self.model, self.optimizer = folder, model, optimizer
+        self.unsaved_best: dict[str, Tensor] | None = None
+        """The best weights, until they are saved together with the checkpoint that names their step."""
+        self.saved_at, self.save_seconds = time.monotonic(), 0.0
+
+    def keep_best(self) -> None:
+        """Keeps a copy of the present weights, to be saved as the best ones with the next checkpoint."""
+        self.unsaved_best = {name: one.to("cpu", copy=True) for name, one in self.model.state_dict().items()}
+
+    def save(self, state: TrainState) -> None:
+        started = time.monotonic()
+        weights = self.model.state_dict()
+        tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.tensors().items()}
+        self.folder.save_weights("last", weights, state.step)
+        if self.unsaved_best is not None:
+            assert state.best_step is not None
+            self.folder.save_weights("best", self.unsaved_best, state.best_step)
+            self.unsaved_best = None
+        # The checkpoint comes last, for it says what is saved: after a kill before it, the steps are repeated.
+        save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(state)})
+        self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - started
+
+    def restore(self) -> TrainState:
+        """Loads the checkpoint into the model and the optimizer; returns how far the run is."""
+        tensors, record = load_tensors(self.folder.checkpoint)
+        if not isinstance(record, dict) or record.get("version") != VERSION:
+            raise UserError(f"{self.folder.checkpoint} is not a checkpoint of this version of logdepth")
+        load_weights(self.model, _below("model/", tensors), self.folder.checkpoint)
+        self.optimizer.restore(_below("optimizer/", tensors))
+        return TrainState(**record["standing"])
+
+    def is_due(self, minutes: float) -> bool:
+        """Whether the last checkpoint is older than this."""
+        return time.monotonic() - self.saved_at > 60 * minutes
+
+    def is_affordable(self) -> bool:
+        """Whether saving, which takes as long as the last time, would keep to its share of the time."""
+        return CHECKPOINT_SHARE * (time.monotonic() - self.saved_at) >= self.save_seconds
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
