@@ -1,10 +1,12 @@
-"""Acceleration of a model from outside: kernels and CUDA graphs, which are on by default where there is a GPU."""
+"""Acceleration of a model from outside: kernels and CUDA graphs, on by default on a GPU, and torch.compile."""
 
 from contextlib import AbstractContextManager
 
 import torch
+from torch import nn
 
 from logdepth.blocks import Block
+from logdepth.blocks.embedding_net import EmbeddingNet
 from logdepth.models import LanguageModel
 from logdepth.operators.fused import FusedOperator
 from logdepth.ops import kernels
@@ -41,3 +43,25 @@ def _why_plain(model: LanguageModel, like: torch.Tensor) -> list[str]:
                 found.append(f"there are no kernels for {type(up).__name__}, whose scan runs in plain torch")
     return found
 
+
+def compile_model(module: nn.Module, *, any_length: bool = False) -> None:
+    """Compiles in place, so that weights keep their names: operators and nets of scans, or all of a model without any.
+
+    Args:
+        module: a language model, or a module that holds one and computes its loss.
+        any_length: compile once for any length, instead of for each shape that comes.
+    """
+    torch.compiler.reset()  # earlier compilations in this process would count against the model's limit
+    scans = [one for one in module.modules() if isinstance(one, Block) and one.scan_operators()]
+    if not scans:
+        dynamic = True if any_length else None
+        module.compile(dynamic=dynamic)
+        if isinstance(module, LanguageModel):  # whoever times a model calls its loss
+            setattr(module, "loss", torch.compile(module.loss, dynamic=dynamic))  # noqa: B010
+        return
+    for block in scans:
+        operators = [one for pair in block.scan_operators() for one in operator_pair(pair)]
+        nets = [one for one in block.modules() if isinstance(one, EmbeddingNet)]
+        for part in dict.fromkeys((*operators, *nets)):
+            if isinstance(part, nn.Module) and any(True for _ in part.parameters()):
+                part.compile(dynamic=True)

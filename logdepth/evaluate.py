@@ -226,7 +226,12 @@ def _row_losses(
 
 
 def _document_losses(
-    model: LanguageModel, losses_of: TokenLosses, inputs: Tensor, targets: Tensor, bounds: Sequence[int], batch_tokens: int
+    model: LanguageModel,
+    losses_of: TokenLosses,
+    inputs: Tensor,
+    targets: Tensor,
+    bounds: Sequence[int],
+    batch_tokens: int,
 ) -> NDArray[np.float64]:
     """Each packed document as if alone: as many at once as the bound allows, also where a model pads them."""
     losses, first = [], 0

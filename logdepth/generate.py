@@ -71,7 +71,7 @@ class _Row:
     left: int
     """How many more tokens may be chosen."""
     decoded: tuple[int, int]
-    """Tokens before the second index are text already; those from the first index on are decoded again for the spaces."""
+    """Tokens before the second index are text already; decoding restarts at the first index, because of spaces."""
     held: str = ""
     """Text that is not given out yet, because it may be the beginning of a stop text."""
 

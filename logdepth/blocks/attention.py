@@ -87,7 +87,9 @@ class AttentionBlock(Block):
         if dim % config.heads:
             raise ValueError(f"dim {dim} does not divide into {config.heads} heads")
         if config.positions == "rope" and dim // config.heads % 2:
-            raise ValueError(f"RoPE needs heads of an even width; dim {dim} has {config.heads} of {dim // config.heads}")
+            raise ValueError(
+                f"RoPE needs heads of an even width; dim {dim} has {config.heads} of {dim // config.heads}"
+            )
         self.config, self.dim = config, dim
         self.norm = norm_named(config.norm, dim)
         self.into_heads = Linear(dim, 3 * dim, bias=config.bias)
@@ -108,13 +110,10 @@ class AttentionBlock(Block):
         positions = layout.row_positions(x.device)
         if config.positions == "rope":
             queries, keys = rotated(queries, positions), rotated(keys, positions)
+        new_state: KeyValueState | StaticKeyValues
         if isinstance(state, StaticKeyValues):
-            new_state: KeyValueState | StaticKeyValues = state
             state.put(keys, values, positions)
-            attended = attention(
-                queries, state.keys.to(queries.dtype), state.values.to(queries.dtype), positions, state.positions,
-                slopes=self.slopes, window=config.window,
-            )  # fmt: skip
+            attended, new_state = self._continued(queries, state.cached, positions), state
         else:
             cached = _appended(state, keys, values, positions, layout)
             if layout.fresh:
@@ -122,11 +121,8 @@ class AttentionBlock(Block):
                     queries, keys, values, slopes=self.slopes, window=config.window, backend=self._backend(x.device)
                 )
             else:
-                attended = attention(
-                    queries, *(one.to(queries.dtype) for one in cached[:2]), positions, cached.positions,
-                    slopes=self.slopes, window=config.window, backend="plain" if config.backend == "plain" else "sdpa",
-                )  # fmt: skip
-            new_state = _cut(cached, layout, config.window)
+                attended = self._continued(queries, cached, positions)
+            new_state = cached if state is None else _cut(cached, layout, config.window)
         merged = layout.from_rows(attended.transpose(1, 2).flatten(-2))
         return x + self.dropout(self.out(merged)), new_state
 
@@ -138,6 +134,10 @@ class AttentionBlock(Block):
     def static_state(self, state: KeyValueState) -> "StaticKeyValues":
         return StaticKeyValues(state, self.config.window)
 
+    def reset_buffers(self) -> None:
+        if self.slopes is not None:
+            self.slopes.copy_(alibi_slopes(self.config.heads))
+
     def residual_outputs(self) -> Sequence[nn.Linear]:
         return (self.out,)
 
@@ -146,9 +146,7 @@ class AttentionBlock(Block):
         weight, heads = self.out.weight, self.config.heads
         queries = weight.new_zeros(1, heads, 128, self.dim // heads, dtype=dtype)
         alibi = self.slopes is not None
-        return backend_in_words(
-            self._backend(weight.device), slopes=alibi, window=self.config.window, queries=queries
-        )
+        return backend_in_words(self._backend(weight.device), slopes=alibi, window=self.config.window, queries=queries)
 
     def _project(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[rows, heads, length, head_width]` each."""
@@ -158,12 +156,27 @@ class AttentionBlock(Block):
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         return queries, keys, values
 
+    def _continued(self, queries: Tensor, cached: KeyValueState, positions: Tensor) -> Tensor:
+        """Attention of queries at the given positions to everything cached."""
+        return attention(
+            queries,
+            cached.keys.to(queries.dtype),
+            cached.values.to(queries.dtype),
+            positions,
+            cached.positions,
+            slopes=self.slopes,
+            window=self.config.window,
+            backend="plain" if self.config.backend == "plain" else "sdpa",
+        )
+
     def _backend(self, device: torch.device) -> str:
         masked = self.slopes is not None or self.config.window is not None
         return chosen_backend(self.config.backend, masked=masked, device=device)
 
 
-def _appended(state: KeyValueState | None, keys: Tensor, values: Tensor, positions: Tensor, layout: Layout) -> KeyValueState:
+def _appended(
+    state: KeyValueState | None, keys: Tensor, values: Tensor, positions: Tensor, layout: Layout
+) -> KeyValueState:
     """The cache with new columns; the old cache stays as it was. Padding gets no position."""
     batch = keys.shape[0]
     positions = positions.expand(batch, keys.shape[2])
@@ -188,7 +201,7 @@ def _cut(cached: KeyValueState, layout: Layout, window: int | None) -> KeyValueS
         return cached
     if (after == longest).all() and layout.lengths is None and not layout.packed:
         start = cached.keys.shape[2] - columns
-        return KeyValueState(*(one[:, :, start:] for one in cached[:2]), cached.positions[:, start:])
+        return KeyValueState(cached.keys[:, :, start:], cached.values[:, :, start:], cached.positions[:, start:])
     return _latest(cached, columns)
 
 
@@ -216,10 +229,15 @@ class StaticKeyValues:
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
+    @property
+    def cached(self) -> KeyValueState:
+        """The memory itself."""
+        return KeyValueState(self.keys, self.values, self.positions)
+
     def make_room(self, longest: int) -> bool:
         if self.window is not None or longest <= self.keys.shape[2]:
             return False
-        self._resize(_power_of_two(longest), KeyValueState(self.keys, self.values, self.positions))
+        self._resize(_power_of_two(longest), self.cached)
         return True
 
     def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
@@ -238,7 +256,7 @@ class StaticKeyValues:
     def state(self, lengths: Ints, rows: Ints) -> KeyValueState:
         longest = int(lengths[rows].max(initial=0))
         columns = longest if self.window is None else min(longest, self.window - 1)
-        whole = KeyValueState(self.keys, self.values, self.positions).select(torch.from_numpy(rows))
+        whole = self.cached.select(torch.from_numpy(rows))
         return _latest(whole, columns)
 
     def _resize(self, capacity: int, state: KeyValueState) -> None:

@@ -94,6 +94,9 @@ class Block(nn.Module, ABC):
         """The linear maps that write to the residual stream, which may have an initialisation of their own."""
         return ()
 
+    def reset_buffers(self) -> None:
+        """Computes buffers that are not saved, for a block whose memory was allocated without values."""
+
     def initialise(self, deviation: float) -> None:
         """Draws the weights of all linear maps from a normal distribution, and sets biases to zero."""
         for module in self.modules():

@@ -40,9 +40,10 @@ class Layout:
             self._check_bounds(self.cu_seqlens)
         elif self.lengths is not None:
             self._check_lengths(self.lengths)
-        self.absorbed: Ints = np.zeros(self.num_rows, dtype=np.int64) if absorbed is None else absorbed
-        if len(self.absorbed) != self.num_rows:
-            raise ValueError(f"tokens have {self.num_rows} rows, but the state has {len(self.absorbed)}")
+        if absorbed is not None and len(absorbed) != self.num_rows:
+            raise ValueError(f"tokens have {self.num_rows} rows, but the state has {len(absorbed)}")
+        self.absorbed = absorbed if absorbed is not None and absorbed.any() else None
+        """Tokens that each row has absorbed before; None: no row has any."""
 
     @property
     def packed(self) -> bool:
@@ -65,19 +66,20 @@ class Layout:
         """Columns of the new tokens as rows."""
         return int(self.new.max(initial=0)) if self.packed else self.shape[1]
 
-    @cached_property
+    @property
     def fresh(self) -> bool:
         """Whether no row has absorbed anything before."""
-        return not self.absorbed.any()
+        return self.absorbed is None
 
     @cached_property
     def lengths_after(self) -> Ints:
         """Tokens of each row after this call."""
-        total: Ints = self.absorbed + self.new
-        return total
+        return self.new.copy() if self.absorbed is None else self.absorbed + self.new
 
     def row_positions(self, device: torch.device) -> Tensor:
         """The position of every new token, as rows: `[length]` where all rows agree, else `[rows, length]`."""
+        if self.absorbed is None:
+            return torch.arange(self.longest, device=device)
         return self._on("rows", device, self._row_positions)
 
     def positions(self, device: torch.device) -> Tensor:
@@ -108,8 +110,8 @@ class Layout:
         return torch.from_numpy(starts + np.arange(self.shape[0]))
 
     def _row_positions(self) -> Tensor:
-        first = int(self.absorbed[0]) if self.num_rows else 0
-        new = torch.arange(self.longest)
+        assert self.absorbed is not None
+        first, new = int(self.absorbed[0]), torch.arange(self.longest)
         return first + new if (self.absorbed == first).all() else torch.from_numpy(self.absorbed)[:, None] + new
 
     def _on(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -142,7 +144,10 @@ class StepLayout(Layout):
         """
         super().__init__(torch.Size((len(positions), 1)))
         self.static_positions, self.step, self.index = positions, shape, index
-        self.fresh = False
+
+    @property
+    def fresh(self) -> bool:
+        return False
 
     def row_positions(self, device: torch.device) -> Tensor:
         del device

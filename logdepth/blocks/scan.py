@@ -91,7 +91,8 @@ class StaticScanBlockState(NamedTuple):
         return sum(one.nbytes for one in self.scans) + (0 if self.conv is None else self.conv.nbytes)
 
     def make_room(self, longest: int) -> bool:
-        return any([one.make_room(longest) for one in self.scans])
+        moved = [one.make_room(longest) for one in self.scans]  # each of them, not only up to the first that moved
+        return any(moved)
 
     def update(self, state: Any) -> None:
         if self.conv is not None:

@@ -157,6 +157,4 @@ def scanned(
     if isinstance(state, StaticScanState):
         assert isinstance(layout, StepLayout)
         return state.advance(operator, leaves[:, 0], layout.step, layout.index)[:, None], state
-    return scan(
-        operator, leaves, state, lengths=layout.lengths, cu_seqlens=layout.cu_seqlens, checkpoint=recompute
-    )
+    return scan(operator, leaves, state, lengths=layout.lengths, cu_seqlens=layout.cu_seqlens, checkpoint=recompute)

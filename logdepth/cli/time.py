@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import tyro
 
-from logdepth.acceleration import acceleration_in_words
+from logdepth.acceleration import acceleration_in_words, compile_model
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.errors import UserError
@@ -20,7 +20,6 @@ from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import Precision, RunFolder, device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, What, time_model
-from logdepth.train import compile_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ class Decoder:
         return sum(one.nbytes for one in self._states if one is not None)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Absorbs one token of every row, `[batch]`; the logits of the next, `[batch, vocab]`, valid until the next step."""
+        """Absorbs one token of every row, `[batch]`; returns logits `[batch, vocab]`, valid until the next step."""
         # A recorded step takes a GPU so little time that everything here counts.
         self._refuse_if_broken()
         if tokens is not self.tokens:
@@ -180,7 +180,8 @@ class Decoder:
     def _make_room(self) -> None:
         longest = 1 + (self._length if self._length is not None else int(self._each.max(initial=0)))
         with torch.inference_mode():
-            moved = any([one.make_room(longest) for one in self._states if one is not None])
+            moves = [one.make_room(longest) for one in self._states if one is not None]
+        moved = any(moves)
         size = len(self._row_tokens) * (2 * longest.bit_length() + 8)
         if len(self._index) < size:
             self._index, moved = self._integers(2 * size), True
@@ -188,7 +189,7 @@ class Decoder:
             self._graphs.forget()
 
     def _next_step(self) -> tuple[Together | Apart, int, bool]:
-        """Which merges the scans of this step make, the size of their lists, and whether such a step will come again."""
+        """Which merges the scans make in this step, the size of their lists, and whether such a step will recur."""
         if not self._steps_differ:
             return together(0), 0, True
         if self._length is not None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -110,6 +111,10 @@ class LanguageModel(nn.Module, ABC):
         A CUDA graph that is captured inside the scope keeps the weights that it was captured with.
         """
         return nullcontext()
+
+    def allocate(self, device: torch.device | str) -> None:
+        """Allocates a model that was built on the meta device; its weights are then to be loaded."""
+        self.to_empty(device=device)
 
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""

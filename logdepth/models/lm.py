@@ -13,9 +13,18 @@ from torch import Tensor, nn
 from logdepth.blocks import AttentionBlock, AttentionConfig, Block, BlockConfig, Layout, MLPConfig, ScanConfig
 from logdepth.blocks.spec import block_config
 from logdepth.models.language_model import LanguageModel, Size
-from logdepth.ops import Casts, FrozenTable, NormName, TokenLookup, linear, linear_cross_entropy, norm_named, product_dtype
+from logdepth.ops import (
+    Casts,
+    FrozenTable,
+    TokenLookup,
+    linear,
+    linear_cross_entropy,
+    norm_named,
+    product_dtype,
+    use_kernels,
+    using_casts,
+)
 from logdepth.ops import token_losses as losses_of_tokens
-from logdepth.ops import use_kernels, using_casts
 from logdepth.ops.attention import sinusoids
 from logdepth.ops.dispatch import on_device_of
 from logdepth.ops.dropout import rate_of
@@ -40,7 +49,7 @@ class LMConfig:
     blocks: Annotated[tuple[BlockConfig | str, ...], BLOCKS_ARE_WORDS] = field(
         default_factory=lambda: (ScanConfig(), AttentionConfig(window=128), MLPConfig())
     )
-    """The blocks between embedding and head, each a name or name:field=value,…; for example scan attention:window=128 mlp."""
+    """Blocks between embedding and head, each name or name:field=value,…; for example scan attention:window=128 mlp."""
     repeats: int = 1
     """How many times the sequence of blocks is repeated."""
     positions: Literal["none", "sinusoidal"] = "none"
@@ -56,7 +65,7 @@ class LMConfig:
     output_dropout: float = 0.0
     """Dropout on what the head reads."""
     initialisation: Literal["zero-output", "gpt2", "paper"] = "zero-output"
-    """Initial weights: normal with every block's output at zero; as GPT-2; or each block's own, as the paper's layers."""
+    """Initial weights: normal with block outputs at zero, as in GPT-2, or each block's own (the paper's layers)."""
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.repeats < 1 or not self.blocks:
@@ -112,7 +121,7 @@ class LM(LanguageModel):
         self.embed_dropout = nn.Dropout(config.embed_dropout)
         blocks = [cast(Any, one).build(config.dim) for _ in range(config.repeats) for one in config.blocks]
         self.blocks = cast(Sequence[Block], nn.ModuleList(blocks))
-        self.norm = None if config.norm == "none" else norm_named(cast(NormName, config.norm), config.dim)
+        self.norm = None if config.norm == "none" else norm_named(config.norm, config.dim)
         self.output_dropout = nn.Dropout(config.output_dropout)
         self.head = None if config.tied else nn.Linear(config.dim, vocab_size, bias=False)
         self._initialise()
@@ -123,9 +132,7 @@ class LM(LanguageModel):
     ) -> Tensor:
         return self.logits(self.features(tokens, lengths=lengths, cu_seqlens=cu_seqlens))
 
-    def step(
-        self, tokens: Tokens, state: LMState, *, lengths: LengthsLike | None = None
-    ) -> tuple[Tensor, LMState]:
+    def step(self, tokens: Tokens, state: LMState, *, lengths: LengthsLike | None = None) -> tuple[Tensor, LMState]:
         check_tokens(tokens, packed=False)
         if len(tokens) != len(state.lengths):
             raise ValueError(f"tokens have {len(tokens)} rows, but the state has {len(state.lengths)}")
@@ -150,9 +157,7 @@ class LM(LanguageModel):
         return losses.view(targets.shape), after
 
     def init_state(self, batch: int) -> LMState:
-        return LMState(
-            tuple(block.init_state(batch) for block in self.blocks), torch.zeros(batch, dtype=torch.int64)
-        )
+        return LMState(tuple(block.init_state(batch) for block in self.blocks), torch.zeros(batch, dtype=torch.int64))
 
     def features(
         self, tokens: Tokens, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
@@ -162,9 +167,7 @@ class LM(LanguageModel):
         layout = Layout(tokens.shape, lengths=lengths, cu_seqlens=cu_seqlens)
         return self.run(tokens, None, layout)[0]
 
-    def run(
-        self, tokens: Tokens, states: Sequence[Any] | None, layout: Layout
-    ) -> tuple[Tensor, tuple[Any, ...]]:
+    def run(self, tokens: Tokens, states: Sequence[Any] | None, layout: Layout) -> tuple[Tensor, tuple[Any, ...]]:
         """The forward pass: what the head reads, and the state of every block, which are kept only if some came in."""
         after: list[Any] = []
         with on_device_of(self.embedding.weight), self._casts():
@@ -195,6 +198,11 @@ class LM(LanguageModel):
         finally:
             self._frozen = outer
 
+    def allocate(self, device: torch.device | str) -> None:
+        super().allocate(device)
+        for block in self.blocks:
+            block.reset_buffers()
+
     def attention_in_words(self) -> str | None:
         weight = self.embedding.weight
         dtype = torch.get_autocast_dtype(weight.device.type) if torch.is_autocast_enabled(weight.device.type) else None
@@ -217,8 +225,7 @@ class LM(LanguageModel):
     def _casts(self) -> AbstractContextManager[None]:
         """All weights of linear maps in the dtype of products at once, where kernels will read them."""
         weight = self.embedding.weight
-        dtype = product_dtype(weight)
-        if dtype == weight.dtype or has_casts(dtype) or not use_kernels(weight):
+        if not use_kernels(weight) or has_casts(dtype := product_dtype(weight)) or dtype == weight.dtype:
             return nullcontext()
         return using_casts(Casts(self.product_weights(), dtype))
 
@@ -239,12 +246,12 @@ class LM(LanguageModel):
             block.initialise(DEVIATION)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=DEVIATION)
-        outputs = [linear for block in self.blocks for linear in block.residual_outputs()]
-        for linear in outputs:
+        outputs = [one for block in self.blocks for one in block.residual_outputs()]
+        for one in outputs:
             if config.initialisation == "gpt2":
-                nn.init.normal_(linear.weight, std=DEVIATION / math.sqrt(len(outputs)))
+                nn.init.normal_(one.weight, std=DEVIATION / math.sqrt(len(outputs)))
             else:
-                nn.init.zeros_(linear.weight)
+                nn.init.zeros_(one.weight)
 
 
 def check_tokens(tokens: Tensor, packed: bool) -> None:

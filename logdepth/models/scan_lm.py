@@ -1,4 +1,4 @@
-"""ScanLM, the paper's language model, as a preset: tokens → embedding → scan layers → logits through the tied embedding.
+"""The paper's language model as a preset: tokens → embedding → scan layers → logits through the tied embedding.
 
 Depth 1 is the paper's. A deeper model has a residual around every layer but the first.
 """
@@ -30,7 +30,7 @@ class ScanLMConfig:
     embedding_net: bool = True
     """Whether a post-embedding net precedes the scan."""
     post_merge: Literal["none", "up", "every"] = "up"
-    """Which merges a net LN(x + fc(x)) follows: none, those of the up-sweep (the paper's code), or every one (its text)."""
+    """Which merges a net LN(x + fc(x)) follows: none, the up-sweep's (the paper's code), or every one (its text)."""
     leaf_norm: bool = True
     """Whether leaves are h + dropout(LN(h)) instead of h."""
     input_residual: float = 0.1

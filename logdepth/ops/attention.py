@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from logdepth.capture import keep
-from logdepth.scanning.uncompiled import outside_compiled_graphs
+from logdepth.ops.uncompiled import outside_compiled_graphs
 
 FLEX_COMPILATIONS = 64
 """Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""
@@ -47,7 +47,7 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
 
 
 def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary position embedding of queries or keys `[batch, heads, length, head_width]` at `[length]` or `[batch, length]`."""
+    """Rotary embedding of `[batch, heads, length, head_width]` at positions `[length]` or `[batch, length]`."""
     half = x.shape[-1] // 2
     frequencies = base ** (-torch.arange(half, device=x.device) / half)
     angles = (positions[..., None] * frequencies).unsqueeze(-3)  # the heads

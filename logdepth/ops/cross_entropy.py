@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.ops.dispatch import DTYPES, use_kernels
-from logdepth.scanning.uncompiled import outside_compiled_graphs
+from logdepth.ops.uncompiled import outside_compiled_graphs
 
 CHUNK_LOGITS = 2**26
 """Logits that are there at the same time, at most: 128 MiB in bfloat16."""

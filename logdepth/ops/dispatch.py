@@ -30,7 +30,7 @@ _switch = _Switch()
 
 @contextmanager
 def kernels(enabled: bool | None = True) -> Iterator[None]:
-    """A scope in which ops use kernels wherever they exist (True), never (False), or on CUDA only (None, the default)."""
+    """A scope in which ops use kernels wherever they can (True), never (False), or on CUDA only (None, as outside)."""
     outer, _switch.enabled = _switch.enabled, enabled
     try:
         yield
@@ -40,14 +40,14 @@ def kernels(enabled: bool | None = True) -> Iterator[None]:
 
 def use_kernels(x: Tensor) -> bool:
     """Whether ops on this tensor run as kernels."""
+    if torch.compiler.is_compiling():  # compiled code has kernels of its own
+        return False
     enabled = x.is_cuda if _switch.enabled is None else _switch.enabled
     return enabled and why_no_kernels(x) is None
 
 
 def why_no_kernels(x: Tensor) -> str | None:
     """None where kernels can compute with this tensor; otherwise the reason in one line."""
-    if torch.compiler.is_compiling():
-        return "compiled code has kernels of its own"
     if torch._C._are_functorch_transforms_active():
         return "kernels do not support torch.func transforms"
     if x.dtype not in DTYPES:
@@ -69,7 +69,8 @@ def _triton_is_installed() -> bool:
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's GPU the current one, which is where kernels are launched."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    here = not tensor.is_cuda or torch.compiler.is_compiling()
+    return nullcontext() if here else torch.cuda.device(tensor.device)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -1,4 +1,4 @@
-"""Linear maps: act(x · Wᵀ + b) + residual. As kernels, the gradients of weight and bias are float32 in one pass each."""
+"""Linear maps: act(x · Wᵀ + b) + residual. As kernels, gradients of weight and bias are made in float32 at once."""
 
 import math
 from typing import Any

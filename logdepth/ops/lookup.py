@@ -66,7 +66,7 @@ class TokenLookup:
         return F.embedding(self.tokens, self.table)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """function(rows), for a function of each row alone: over the table where it has fewer rows than there are tokens.
+        """function(rows), for a function of each row alone; computed over the table where that has fewer rows.
 
         While weights are frozen and no gradient is needed, the mapped table is kept for later passes.
         """
@@ -81,12 +81,10 @@ class TokenLookup:
     def map_with_norm(self, function: Callable[[Tensor], Tensor], norm: nn.LayerNorm, dropout: nn.Dropout) -> Tensor:
         """h + dropout(LN(h)) for the rows h of `map(function)`; what is dropped differs from token to token."""
         if self.tokens.numel() <= len(self.table):
-            hidden = function(self.tensor())
-            return hidden + dropout(norm(hidden))
+            return _plus_norm(function(self.tensor()), norm, dropout)
         table = function(self.table)
         if not use_kernels(table):
-            hidden = self._rows_of(table)
-            return hidden + dropout(norm(hidden))
+            return _plus_norm(self._rows_of(table), norm, dropout)
         arguments = (self, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
         return _RowsPlusNorm.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -100,6 +98,11 @@ class TokenLookup:
         if not use_kernels(table):
             return F.embedding(self.tokens, table)
         return _Rows.apply(self, table)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _plus_norm(hidden: Tensor, norm: nn.LayerNorm, dropout: nn.Dropout) -> Tensor:
+    normed: Tensor = dropout(norm(hidden))
+    return hidden + normed
 
 
 class _Rows(torch.autograd.Function):

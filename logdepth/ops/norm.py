@@ -29,7 +29,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class NormedLinear(nn.Sequential):
-    """act(LN(W · x + b) + skip), with variance-scaled weights: a linear map and a norm that kernels compute as one node."""
+    """act(LN(W · x + b) + skip) with variance-scaled weights; as kernels, one node of the graph."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__(scaled_linear(in_width, out_width), LayerNorm(out_width))
@@ -74,8 +74,8 @@ def layer_norm(
     rows = x.reshape(-1, x.shape[-1])
     skip_rows = None if skip is None else skip.reshape(rows.shape).to(dtype)
     arguments = (dtype, eps, activation is not None, rows, scale, shift, skip_rows)
-    out = _LayerNorm.apply(*arguments)  # type: ignore[no-untyped-call]
-    return out.view(x.shape)
+    normed: Tensor = _LayerNorm.apply(*arguments)  # type: ignore[no-untyped-call]
+    return normed.view(x.shape)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -97,7 +97,8 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @backward_by_kernels
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_grad, scale_grad, shift_grad, _, skip_grad = _normed_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.silu)
+        x, scale, shift, skip = ctx.saved_tensors
+        x_grad, scale_grad, shift_grad, _, skip_grad = _normed_backward(grad, x, scale, shift, skip, ctx.eps, ctx.silu)
         return None, None, None, x_grad, scale_grad, shift_grad, skip_grad
 
 
@@ -156,7 +157,9 @@ def _normed_backward(
     x_grad = torch.empty_like(x, memory_format=torch.contiguous_format)
     skip_grad = None if skip is None else torch.empty_like(skip, memory_format=torch.contiguous_format)
     if not len(x):
-        return x_grad, *torch.zeros(3, width, device=x.device), skip_grad
+        zeros = torch.zeros(width, device=x.device)
+        return x_grad, zeros, zeros, zeros, skip_grad
     sums = torch.empty(norm_programs(len(x), width), 3 * width, device=x.device)
     normed_backward(grad.contiguous(), x.contiguous(), scale, shift, skip, x_grad, skip_grad, sums, eps=eps, silu=silu)
-    return x_grad, *torch.split(column_sums(sums), width), skip_grad
+    scale_grad, shift_grad, bias_grad = torch.split(column_sums(sums), width)
+    return x_grad, scale_grad, shift_grad, bias_grad, skip_grad

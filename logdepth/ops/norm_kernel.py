@@ -44,7 +44,7 @@ def normed_backward(
 ) -> None:
     """Fills the gradients of x and skip.
 
-    `sums` `[norm_programs(…), 3 · width]` is filled with partial sums over rows: of the gradients of scale, shift and x.
+    `sums` `[norm_programs(…), 3 · width]` gets partial sums over rows: of the gradients of scale, shift and x.
     """
     num_rows, width = x.shape
     tile = tile_of(width)

@@ -1,4 +1,4 @@
-"""The dtype of matrix products under autocast, and weights cast to it: all weights of a model at once, or one by one."""
+"""The dtype of matrix products under autocast, and weights cast to it: all of a model at once, or one by one."""
 
 import threading
 from collections.abc import Iterable, Iterator

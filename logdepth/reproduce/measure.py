@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from logdepth.acceleration import compile_model
 from logdepth.data import CORPORA, Prepared, TokenStore
 from logdepth.data.cache import key_of
 from logdepth.evaluate import Evaluation, evaluate
@@ -30,7 +31,7 @@ from logdepth.results import (
 from logdepth.runs import LoadedRun, RunFolder
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, time_model
-from logdepth.train import TrainState, make_faster, repeatable
+from logdepth.train import TrainState, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
@@ -105,8 +106,8 @@ def measure_times(
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
-    for model in models:
-        make_faster(model, accelerate=accelerated, compiled=compiled, any_length=True)
+    for model in models if compiled else ():
+        compile_model(model, any_length=True)
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)

@@ -71,9 +71,9 @@ class TrainConfig:
     checkpoint_minutes: float = 10.0
     """Number of minutes between checkpoints, in addition to those at validations."""
     compile: bool = False
-    """Use torch.compile: for the operator and the post-embedding net of a ScanLM, for the whole of a Transformer."""
-    accelerate: bool = False
-    """Use fused kernels and CUDA graphs. Where they do not apply, a message says so and training does without them."""
+    """Use torch.compile: for the operators and nets of a model with scans, for the whole of another."""
+    accelerate: bool = True
+    """Use kernels and CUDA graphs on a GPU. Where they do not apply, a message says so."""
     deterministic: bool = True
     """Restrict CUDA to deterministic algorithms. Without them, a run does not resume bit-for-bit."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()

@@ -12,7 +12,8 @@ checkpoint.safetensors everything needed to resume bit-for-bit
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,8 @@ from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import load_tensors, save_tensors
 
 VERSION = 1
+NAMES = 2
+"""The version of the names of weights in files. Names of version 1 are translated when they are read."""
 WRITTEN_BEFORE_CONFIG = {"environment.json", "tokenizer.model", "lock"}
 """Files that a run leaves if it is killed before its config is written; a new run replaces them."""
 Weights = Literal["best", "last"]
@@ -117,10 +120,10 @@ class RunFolder:
                 f"{file} is not there: resume the run with `logdepth train --resume {self.path}`, "
                 f"or, if it is finished, choose --weights {other}"
             )
-        tensors, record = load_tensors(file)
+        tensors, record = self.read_tensors(file)
         with torch.device("meta"):
             model = config.model.build(tokenizer.vocab_size)
-        model.to_empty(device=device)
+        model.allocate(device)
         load_weights(model, tensors, file)
         return LoadedRun(config, model.eval(), tokenizer, record["step"])
 
@@ -145,7 +148,20 @@ class RunFolder:
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_weights(self, which: Weights, tensors: dict[str, Tensor], step: int) -> None:
-        save_tensors(self.weights(which), tensors, {"step": step})
+        self.save_tensors(self.weights(which), tensors, {"step": step})
+
+    def save_tensors(self, file: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Saves tensors that are named after the model's weights."""
+        save_tensors(file, tensors, record | {"names": NAMES})
+
+    def read_tensors(self, file: Path) -> tuple[dict[str, Tensor], Any]:
+        """Tensors named after the weights of the model as it is built today, and their record."""
+        tensors, record = load_tensors(file)
+        if isinstance(record, dict) and record.get("names", 1) < NAMES:
+            translate = getattr(self.config().model, "current_name", None)
+            if translate is not None:
+                tensors = _translated(tensors, translate)
+        return tensors, record
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -168,6 +184,17 @@ class RunFolder:
                 f"{self.path}/config.json has version {saved['version']}; this logdepth reads version {VERSION}"
             )
         return saved
+
+
+def _translated(tensors: dict[str, Tensor], translate: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """With the names of weights translated; model/ or optimizer/ may precede them, and /exp_avg or the like follow."""
+    found = {}
+    for name, tensor in tensors.items():
+        before, weight, after = re.fullmatch(r"((?:model|optimizer)/)?([^/]+)(/.*)?", name).groups("")  # type: ignore[union-attr]
+        current = translate(weight)
+        if current is not None:
+            found[f"{before}{current}{after}"] = tensor
+    return found
 
 
 def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path) -> None:

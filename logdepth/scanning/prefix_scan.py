@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logdepth.ops.uncompiled import outside_compiled_graphs
 from logdepth.scanning.arguments import check_state, layout_of
 from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.lengths import Lengths
@@ -16,7 +17,6 @@ from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
 from logdepth.scanning.state import ScanState, last_prefixes
 from logdepth.scanning.sweep import SelfSweepingOperator, Swept, sweep
-from logdepth.scanning.uncompiled import outside_compiled_graphs
 from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
 

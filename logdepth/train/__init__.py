@@ -1,7 +1,6 @@
 """Training: one run, from a config to weights. A run that was stopped resumes bit-for-bit."""
 
 from logdepth.train.checkpoint import TrainState
-from logdepth.train.faster import compile_model, make_faster
 from logdepth.train.interrupt import Interrupted
 from logdepth.train.loop import DivergedError, Trainer, batches_of, repeatable
 from logdepth.train.muon import Muon
@@ -19,8 +18,6 @@ __all__ = [
     "Watch",
     "batches_of",
     "checked_and_prepared",
-    "compile_model",
-    "make_faster",
     "prepared_for",
     "repeatable",
     "resume",

@@ -11,7 +11,6 @@ from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import RunFolder
 from logdepth.runs.folder import load_weights
-from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.train.optimizer import ModelOptimizer
 
 VERSION = 1
@@ -68,13 +67,14 @@ class Checkpoints:
             self.folder.save_weights("best", self.unsaved_best, state.best_step)
             self.unsaved_best = None
         # The checkpoint comes last, for it says what is saved: after a kill before it, the steps are repeated.
-        save_tensors(self.folder.checkpoint, tensors, {"version": VERSION, "standing": asdict(state)})
+        record = {"version": VERSION, "standing": asdict(state)}
+        self.folder.save_tensors(self.folder.checkpoint, tensors, record)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
 
     def restore(self) -> TrainState:
         """Loads the checkpoint into the model and the optimizer; returns how far the run is."""
-        tensors, record = load_tensors(self.folder.checkpoint)
+        tensors, record = self.folder.read_tensors(self.folder.checkpoint)
         if not isinstance(record, dict) or record.get("version") != VERSION:
             raise UserError(f"{self.folder.checkpoint} is not a checkpoint of this version of logdepth")
         load_weights(self.model, _below("model/", tensors), self.folder.checkpoint)

@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logdepth.acceleration import acceleration_in_words, compile_model, kernels_as_asked
 from logdepth.capture import Captured
 from logdepth.data import Batches, Prepared, TokenStore
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, perplexity
 from logdepth.models import LanguageModel, num_parameters
-from logdepth.models.language_model import going_on_without
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
-from logdepth.runs.tensors import load_tensors
 from logdepth.train.checkpoint import Checkpoints, TrainState
-from logdepth.train.faster import make_faster
 from logdepth.train.interrupt import Interrupted, StopRequest
 from logdepth.train.next_token_loss import NextTokenLoss
 from logdepth.train.optimizer import ModelOptimizer, learning_rate
@@ -60,8 +58,9 @@ class Trainer:
         if folder.checkpoint.is_file():
             self.state = self.checkpoints.restore()
         elif train.init_from is not None:
-            weights = RunFolder(train.init_from).weights("best")
-            load_weights(self.model, load_tensors(weights)[0], weights)
+            first = RunFolder(train.init_from)
+            weights = first.weights("best")
+            load_weights(self.model, first.read_tensors(weights)[0], weights)
         separator = store.info.separator if train.reset_at_documents else None
         self.training_step = TrainingStep(self.loss, self.optimizer, train, separator)
         self.validation = Validation(
@@ -84,16 +83,14 @@ class Trainer:
         """Turns on the fused kernels, compiled code and CUDA graphs that the config asks for and the run allows."""
         train = self.config.train
         accelerate = train.accelerate and self.device.type == "cuda"
-        if train.accelerate and not accelerate:
-            self.warnings.append(f"train.accelerate changes nothing on the {self.device.type}: it is for CUDA")
-        if reason := make_faster(self.loss, accelerate=accelerate, compiled=train.compile):
-            self.warnings.append(going_on_without(reason))
+        if train.compile:
+            compile_model(self.loss)
         if accelerate and self.training_step.separator is None:
             self.captured = Captured(
                 self.training_step,
                 clone=True,  # losses are read many steps later
                 changes=self.model.parameters(),
-                say=self._warn,
+                on_warning=self._warn,
             )
             self.validation.capture(self._warn)
         elif accelerate:
@@ -115,6 +112,7 @@ class Trainer:
         with (
             contextlib.ExitStack() as stack,
             repeatable(self.device, self.config.train.deterministic),
+            kernels_as_asked(self.config.train.accelerate),
             StopRequest() as self.stop,
             self.watch.progress(self.total_steps, state.step) as self.progress,
         ):
@@ -146,6 +144,8 @@ class Trainer:
             f"{self.folder.path}: {kind} of {num_parameters(self.model):,} parameters on {device}; "
             f"{info.corpus}, {info.tokens:,} tokens; {self.total_steps:,} steps of {tokens}, {start}"
         )
+        if self.device.type == "cuda":
+            self.progress.say(acceleration_in_words(self.model, train.accelerate))
         if train.warmup_steps >= self.total_steps:
             self.warnings.append(
                 f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never reaches "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from logdepth.capture import Captured
 from logdepth.data import TokenStore
-from logdepth.evaluate import Evaluation, evaluate, nats_graphs
+from logdepth.evaluate import Evaluation, evaluate, loss_graphs
 from logdepth.models import LanguageModel
 from logdepth.runs import TrainConfig
 from logdepth.train.checkpoint import TrainState
@@ -22,7 +22,7 @@ class Validation:
 
     def capture(self, on_warning: Callable[[str], None]) -> Captured:
         """Uses CUDA graphs from now on; `on_warning` gets the line that says why there is none."""
-        self.captured = nats_graphs(self.model, on_warning)
+        self.captured = loss_graphs(self.model, on_warning)
         return self.captured
 
     def is_due(self, state: TrainState) -> bool:
@@ -37,6 +37,7 @@ class Validation:
             context=self.config.context,
             precision=self.config.precision,
             reset_at_documents=self.config.reset_at_documents,
+            accelerate=self.config.accelerate,
             graphs=self.captured,
             on_progress=on_progress,
         )

@@ -38,7 +38,7 @@ class Operands(NamedTuple):
 
 
 class Cell(ABC, Generic[Kept, Spare, Sums]):
-    """The merges of an operator, by kernels, from its weights in a fixed order. Matrix products read all but the last two.
+    """The merges of an operator by kernels, from its weights in a fixed order; products read all but the last two.
 
     The forward pass leaves a row of every tensor of Kept for each merge. The backward pass turns them into gradients,
     and fills a row of every tensor of Spare.
@@ -84,7 +84,7 @@ class Cell(ABC, Generic[Kept, Spare, Sums]):
 
     @abstractmethod
     def backward(self, kept: Kept, spare: Spare, at: Operands, grad: Tensor, grads: Tensor, sums: Sums) -> None:
-        """Adds the gradients of the operands to `grads`, which is as long as `states`; `grad` holds those of the results."""
+        """Adds the operands' gradients to `grads`, which is as long as `states`; `grad` holds those of the results."""
 
     @abstractmethod
     def add_products(self, kept: Kept, spare: Spare, grad: Tensor, sums: Sums) -> None:
@@ -130,6 +130,6 @@ def linear_and_activation(
 def linear_and_slope(
     grad: Tensor, weight: Tensor, before: Tensor, hidden: Tensor, sums: Tensor, **activation: Any
 ) -> None:
-    """From `grad` of what `weight` made of `hidden`: `before` becomes its own gradient, and `hidden` is computed again."""
+    """From `grad` of what `weight` made of `hidden`: `before` becomes its gradient, and `hidden` is computed again."""
     torch.mm(grad, weight, out=hidden)
     activate_backward(before, hidden, sums, **activation)

@@ -3,7 +3,6 @@
 inner = merged    result = LN(inner + W4 · act(W3 · inner + b3) + b4)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from logdepth.ops.column_sums import column_sums
 from logdepth.ops.launch import MANY
 from logdepth.ops.norm_kernel import norm_programs, residual_normed, residual_normed_backward
 from logdepth.scanning.program import Call, Program
-
 
 NET_SITE = 3
 """It tells the dropout of hidden layers apart."""

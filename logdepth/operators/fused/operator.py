@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it needs Triton
 class FusedOperator(nn.Module, SelfSweepingOperator):
     """An operator with a cell of kernels. Kernels read its weights and call none of its parts.
 
-    So they apply only where the operator is as it was built: a subclass, a replaced part or a hook takes the plain path.
+    So they apply only where the operator is as it was built: a subclass, a replaced part or a hook runs plain.
     """
 
     width: int

@@ -1,6 +1,6 @@
 """The gate of a GRC merge of few rows, computed in the same kernel as the product that makes its gates.
 
-    mixed = σ(g_a) ∘ left + σ(g_b) ∘ right + σ(g_c) ∘ c        [g_a; g_b; g_c; c] = hidden · Wᵀ + b
+mixed = σ(g_a) ∘ left + σ(g_b) ∘ right + σ(g_c) ∘ c        [g_a; g_b; g_c; c] = hidden · Wᵀ + b
 """
 
 import triton

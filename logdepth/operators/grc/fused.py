@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from logdepth.operators.fused.cell import Cell, Operands, Totals, linear_and_activation, linear_and_slope
+from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
+from logdepth.operators.grc.gate_kernel import gate, gate_backward
+from logdepth.ops.activation import name_of
 from logdepth.ops.activation_kernel import Activation, slope_programs
 from logdepth.ops.column_sums import column_sums
 from logdepth.ops.dropout import rate_of
-from logdepth.operators.grc.gate_kernel import gate, gate_backward
 from logdepth.ops.launch import MANY, MAX_PROGRAMS
-from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
-from logdepth.ops.activation import name_of
 
 if TYPE_CHECKING:
     from logdepth.operators.grc.grc import GRC

@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 def merged_by_kernels(grc: "GRC", left: Rows, right: Rows) -> Rows:
     """left ⊙ right, in the dtype of `left`. Nothing is dropped."""
     dtype, activation = product_dtype(left), name_of(grc.activation)
-    weights = [cast(one, dtype) for one in (grc.hidden.weight, grc.hidden.bias, grc.gates.weight, grc.gates.bias)]
+    into, into_bias = cast(grc.hidden.weight, dtype), cast(grc.hidden.bias, dtype)
+    out, out_bias = cast(grc.gates.weight, dtype), cast(grc.gates.bias, dtype)
     scale, shift, eps = grc.norm.weight, grc.norm.bias, grc.norm.eps
     left, right = left.contiguous(), right.contiguous()
     merged = torch.empty_like(left)
     with on_device_of(left):
         if 0 < len(left) <= few_rows_kernel.MAX_ROWS:
-            hidden = left.new_empty(len(left), len(weights[0]), dtype=dtype)
-            few_rows_kernel.linear([left, right], *weights[:2], hidden, activation=activation)
+            hidden = left.new_empty(len(left), len(into), dtype=dtype)
+            few_rows_kernel.linear([left, right], into, into_bias, hidden, activation=activation)
             mixed = torch.empty_like(left, dtype=torch.float32)
-            mix(hidden, *weights[2:], left, right, mixed)
+            mix(hidden, out, out_bias, left, right, mixed)
             fill_normed(mixed, scale, shift, None, merged, eps=eps, silu=False)
         elif len(left):
             states, rows = _interleaved(left, right)
-            hidden = torch.addmm(weights[1], states.view(len(left), -1).to(dtype), weights[0].t())
+            hidden = torch.addmm(into_bias, states.view(len(left), -1).to(dtype), into.t())
             activate(hidden, hidden, activation=activation, first=0, rate=0.0, seed=hidden, site=0)  # nothing is random
-            gates = torch.addmm(weights[3], hidden, weights[2].t())
+            gates = torch.addmm(out_bias, hidden, out.t())
             gate(gates, states, rows[0], rows[1], scale, shift, eps, merged)
     return merged
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.operators.fused.cell import Cell, Operands, Totals, linear_and_activation, linear_and_slope
+from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
+from logdepth.operators.mlp_ldru.weigh_kernel import weigh, weigh_backward
+from logdepth.ops.activation import name_of
 from logdepth.ops.activation_kernel import Activation, slope_programs
 from logdepth.ops.column_sums import column_sums
 from logdepth.ops.launch import MANY
 from logdepth.ops.norm_kernel import norm_programs
-from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
-from logdepth.operators.mlp_ldru.weigh_kernel import weigh, weigh_backward
-from logdepth.ops.activation import name_of
 
 if TYPE_CHECKING:
     from logdepth.operators.mlp_ldru.mlp_ldru import MLPLDRU
