@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from logdepth.atomic import read_json
+from logdepth.blocks import AttentionConfig, MLPConfig, ScanConfig
+from logdepth.config import override
 from logdepth.data import CORPORA, DataConfig, TokenizerConfig
 from logdepth.errors import UserError, did_you_mean
-from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, num_parameters
+from logdepth.models import MODELS, LMConfig, ModelConfig, ScanLMConfig, Size, num_parameters
 from logdepth.runs import RunConfig, TrainConfig
 
 
@@ -114,6 +116,9 @@ def rows_of(corpus: str) -> dict[str, ModelConfig]:
     return rows
 
 
+HYBRID_SCAN_HEADS = 4
+
+
 def _maker(corpus: str, model: ModelConfig) -> Callable[[], RunConfig]:
     def make() -> RunConfig:
         setting = SETTINGS.get(corpus, PTB)
@@ -124,19 +129,45 @@ def _maker(corpus: str, model: ModelConfig) -> Callable[[], RunConfig]:
     return make
 
 
+def hybrid(corpus: str) -> LMConfig:
+    """A scan, attention in a window of 128 tokens and an MLP, twice, as wide as the corpus's Transformer."""
+    size = SETTINGS.get(corpus, PTB).size
+    heads, dropout = size.num_heads, size.layer_dropout
+    return LMConfig(
+        dim=size.layer_width,
+        blocks=(
+            ScanConfig(heads=HYBRID_SCAN_HEADS, dropout=dropout),
+            AttentionConfig(heads=heads, window=128, dropout=dropout),
+            MLPConfig(dropout=dropout),
+        ),
+        repeats=2,
+        embed_dropout=dropout,
+    )
+
+
+CORPUS_NAMES = (*SETTINGS, *(name for name in CORPORA if name not in SETTINGS))
+"""All corpora, those with settings of their own first."""
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     f"{corpus}-{row}": _maker(corpus, model)
-    for corpus in (*SETTINGS, *(name for name in CORPORA if name not in SETTINGS))
-    for row, model in rows_of(corpus).items()
+    for corpus in CORPUS_NAMES
+    for row, model in (*rows_of(corpus).items(), ("hybrid", hybrid(corpus)))
 }
-"""Name → function; corpora in the order of their settings."""
+"""Name → function. The rows of the paper's tables, and a hybrid of several kinds of blocks, for every corpus."""
 
 
-def recipe(name: str) -> RunConfig:
-    """The config of a recipe, by name."""
+def recipe(name: str, **changes: Any) -> RunConfig:
+    """The config of a recipe, by name, with some fields changed: `recipe("ptb-ar-grc", **{"train.epochs": 3})`."""
     if name not in RECIPES:
         raise UserError(f"there is no recipe '{name}'{did_you_mean(name, RECIPES)}")
-    return RECIPES[name]()
+    nested: dict[str, Any] = {}
+    for field, value in changes.items():
+        *path, last = field.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = str(value) if isinstance(value, Path) else value
+    return override(RECIPES[name](), nested, name) if nested else RECIPES[name]()
 
 
 def changes_in(file: Path) -> dict[str, Any]:

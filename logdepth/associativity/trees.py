@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from logdepth.blocks import Layout, ScanLayer
+from logdepth.blocks import Layout, PaperLayer
 from logdepth.models import LM, LanguageModel
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, scan
 from logdepth.scanning.merge import operator_pair
@@ -26,9 +26,9 @@ PrefixesOf = Callable[[Operator | OperatorPair, Batch], Batch]
 """Leaves to the states of their prefixes, by an operator: the scan, or another tree."""
 
 
-def scan_layers(model: LM) -> list[ScanLayer]:
+def paper_layers(model: LM) -> list[PaperLayer]:
     """The layers of a model that scan."""
-    return [block for block in model.blocks if isinstance(block, ScanLayer)]
+    return [block for block in model.blocks if isinstance(block, PaperLayer)]
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def with_tree(model: LM, tree: PrefixesOf) -> Iterator[None]:
         del state, recompute
         return layout.from_rows(tree(operator, layout.to_rows(leaves))), None
 
-    layers = scan_layers(model)
+    layers = paper_layers(model)
     outer = [layer.scan for layer in layers]
     try:
         for layer in layers:

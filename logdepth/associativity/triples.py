@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.associativity.trees import scan_layers, scanned, with_tree
+from logdepth.associativity.trees import paper_layers, scanned, with_tree
 from logdepth.models import LM
 from logdepth.scanning import Operator, OperatorPair
 from logdepth.scanning.merge import operator_pair
@@ -112,7 +112,7 @@ def num_groups(num_windows: int) -> int:
 
 def _leaves(model: LM, windows: Tokens, rows: int) -> list[tuple[Operator | OperatorPair, Batch]]:
     """Each layer's operator and the leaves that it merges, `rows` windows at a time."""
-    found = scan_layers(model)
+    found = paper_layers(model)
     parts: list[list[Batch]] = [[] for _ in found]
     for some in torch.split(windows, rows):
         layers = iter(parts)

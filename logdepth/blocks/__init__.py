@@ -6,12 +6,12 @@ from logdepth.blocks.attention import AttentionBlock, AttentionConfig, KeyValueS
 from logdepth.blocks.block import Block, BlockState, StaticState, TensorState
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.blocks.mlp import MLPBlock, MLPConfig
-from logdepth.blocks.scan import ScanBlock, ScanConfig
-from logdepth.blocks.scan_layer import ScanLayer, ScanLayerConfig
+from logdepth.blocks.paper_layer import PaperLayer, PaperLayerConfig
+from logdepth.blocks.scan import ScanBlock, ScanConfig, ScanLayer
 
 BLOCKS: dict[str, Any] = {
     "scan": ScanConfig,
-    "scan-layer": ScanLayerConfig,
+    "paper-layer": PaperLayerConfig,
     "attention": AttentionConfig,
     "mlp": MLPConfig,
 }
@@ -33,10 +33,11 @@ __all__ = [
     "Layout",
     "MLPBlock",
     "MLPConfig",
+    "PaperLayer",
+    "PaperLayerConfig",
     "ScanBlock",
     "ScanConfig",
     "ScanLayer",
-    "ScanLayerConfig",
     "StaticState",
     "StepLayout",
     "TensorState",

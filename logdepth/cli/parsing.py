@@ -7,16 +7,21 @@ import io
 import itertools
 import re
 import sys
+import typing
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from logdepth.blocks.spec import block_config, block_text
 from logdepth.errors import CLOSE, UserError
+from logdepth.models import LMConfig
 
 Command = TypeVar("Command")
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag that only turns something on."""
+BLOCKS_TYPE = typing.get_type_hints(LMConfig)["blocks"]
 RULE = re.compile(r"[-+─╭╮╰╯ ]*")
 """A line of a box that holds no text."""
 
@@ -32,6 +37,30 @@ PLAINER = {
 """What Python and tyro say, and what it means."""
 
 
+def _blocks_as_words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How `--model.blocks scan attention:window=128 mlp` is read and shown in the help."""
+    if info.type != BLOCKS_TYPE:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[BLOCK [BLOCK ...]]",
+        instance_from_str=lambda words: tuple(_block(word) for word in words),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda blocks: [one if isinstance(one, str) else block_text(one) for one in blocks],
+    )
+
+
+def _block(word: str) -> Any:
+    try:
+        return block_config(word)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+REGISTRY = ConstructorRegistry()
+REGISTRY.primitive_rule(_blocks_as_words)
+
+
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
     """The command that the arguments ask for, its other fields as in `default` or as its class has them."""
     said = io.StringIO()
@@ -43,6 +72,7 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
                 prog=f"logdepth {verb}",
                 default=default,
                 config=(tyro.conf.AvoidSubcommands,),
+                registry=REGISTRY,
             )
             return _without_empty_lists(parsed, arguments)
     except ValueError as error:  # a config that refuses its values

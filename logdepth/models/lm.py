@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,6 @@ from logdepth.shapes import Tokens
 DEVIATION = 0.02
 """Standard deviation of normal initial weights."""
 
-BLOCKS_ARE_WORDS = "BLOCKS"
-"""Marks the field that the command line reads as words, each one block."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LMConfig:
@@ -46,7 +43,7 @@ class LMConfig:
 
     dim: int = 512
     """Width of the embedding and of the residual stream."""
-    blocks: Annotated[tuple[BlockConfig | str, ...], BLOCKS_ARE_WORDS] = field(
+    blocks: tuple[BlockConfig | str, ...] = field(
         default_factory=lambda: (ScanConfig(), AttentionConfig(window=128), MLPConfig())
     )
     """Blocks between embedding and head, each name or name:field=value,…; for example scan attention:window=128 mlp."""

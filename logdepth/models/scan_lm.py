@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from logdepth.blocks import ScanLayerConfig
+from logdepth.blocks import PaperLayerConfig
 from logdepth.models.language_model import Size
 from logdepth.models.lm import LM, LMConfig
 from logdepth.operators import OPERATORS, GRCConfig, OperatorConfig
@@ -63,7 +63,7 @@ class ScanLMConfig:
 
     def as_lm(self) -> LMConfig:
         """The same model as a tuple of blocks."""
-        first = ScanLayerConfig(
+        first = PaperLayerConfig(
             operator=self.operator,
             embedding_net=self.embedding_net,
             post_merge=self.post_merge,

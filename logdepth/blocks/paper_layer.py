@@ -26,7 +26,7 @@ from logdepth.shapes import Batch, Packed
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanLayerConfig:
+class PaperLayerConfig:
     """The paper's layer. Its operator has a width of its own."""
 
     operator: OperatorConfig = field(default_factory=lambda: GRCConfig(width=256))
@@ -57,19 +57,19 @@ class ScanLayerConfig:
             )
         check_dropouts(self)
 
-    def build(self, dim: int) -> "ScanLayer":
-        return ScanLayer(dim, self)
+    def build(self, dim: int) -> "PaperLayer":
+        return PaperLayer(dim, self)
 
 
 ScanFunction = Callable[..., tuple[Tensor, Any]]
 
 
-class ScanLayer(Block):
+class PaperLayer(Block):
     """Leaves, a scan and an output projection; its state is O(log n)."""
 
     accepts_lookup = True
 
-    def __init__(self, dim: int, config: ScanLayerConfig) -> None:
+    def __init__(self, dim: int, config: PaperLayerConfig) -> None:
         super().__init__()
         width = config.operator.width
         self.config, self.width = config, width
