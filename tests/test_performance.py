@@ -211,7 +211,7 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
 
 @pytest.mark.parametrize("name", smoke().theirs)
 def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
-    """As the states of an accelerated scan."""
+    """Check that the residual stream has the dtype of the states of an accelerated scan."""
     model = Transformer(smoke().theirs[name], 37).eval()
     enlarge(model, 3)
     tokens = torch.randint(37, (2, 20))
@@ -265,7 +265,7 @@ def test_the_cached_transformer_decodes_as_the_model_does() -> None:
 
 
 def made_up() -> dict[str, list[dict[str, Any]]]:
-    """Results of which some are missing."""
+    """Return results, some of them missing."""
     ours = {"model": BOTH_NETS, "batch": 22, "context": 2_976, "tokens": 65_472, "milliseconds": 4.0}
     step = {"batch": 32, "context": 512, "tokens": 16_384}
     return {

@@ -43,7 +43,7 @@ def drawn(report: Report) -> "dict[str, Figure]":
 
 @house_style()
 def draw_curves() -> "Figure":
-    """Draw the losses of both paths, and beside them their differences, as the curves coincide."""
+    """Draw the losses of both paths on the left and their differences on the right, as the losses coincide."""
     figure, (axes, apart) = new_figure(9.5, 4.2, columns=2)
     curves = {(one["seed"], one["accelerated"]): one["loss"] for one in comparison()["runs"]}
     first, *others = sorted({seed for seed, _ in curves})
