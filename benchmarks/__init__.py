@@ -1,1 +1,1 @@
-"""Time and memory, as ratios within one run."""
+"""Benchmarks of time and memory, as ratios within one run."""

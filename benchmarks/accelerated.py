@@ -1,11 +1,10 @@
-"""Does acceleration change results? The same runs with it and without, and one checkpoint evaluated both ways.
+"""Checks whether acceleration changes results: trains with and without it, and evaluates one checkpoint both ways.
 
     python benchmarks/accelerated.py --data-dir DIR     # two minutes on a GPU; results/accelerated-<gpu>.json
 
-DIR holds wikitext-2/wiki.*.tokens. Runs of one seed see the same batches from the same weights; dropout drops other
-numbers, and sums are made in another order. What is left between two seeds of the plain path is the noise to compare
-with. Seeds run side by side, each in a process of its own: without acceleration a GPU waits for its host most of the
-time.
+DIR contains wikitext-2/wiki.*.tokens. Both runs of a seed start from the same weights and see the same batches. Their
+dropout masks and the order of their sums differ. The difference between seeds of the plain path is the noise to compare
+with. Seeds run in parallel, each in its own process, because a GPU without acceleration mostly waits for its host.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from logdepth.train import prepared_for, train
 
 
 def trained(config: RunConfig, out: Path) -> dict[str, Any]:
-    """Trains, and returns its curve."""
+    """Train a run and return its loss curves."""
     train(config, out)
     lines = RunFolder(out).read_metrics()
     return {
@@ -48,7 +47,7 @@ def trained(config: RunConfig, out: Path) -> dict[str, Any]:
 
 
 def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> list[dict[str, float]]:
-    """Test perplexity of a run's last weights, plain and accelerated."""
+    """Return the test perplexity of a run's last weights, plain and accelerated."""
     test = prepared_for(RunFolder(out)).stores["test"]
     found = []
     for context in contexts:
@@ -65,7 +64,7 @@ def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> lis
 
 
 def one_seed(arguments: argparse.Namespace, device: torch.device) -> None:
-    """Writes the runs of a seed; of the first one also its evaluations."""
+    """Write the runs of a seed, and the evaluations if it is the first seed."""
     base, seed = recipe(arguments.recipe), arguments.only_seed
     runs, evaluations = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +87,7 @@ def one_seed(arguments: argparse.Namespace, device: torch.device) -> None:
 
 
 def each_by_itself(seeds: int, together: int) -> list[dict[str, Any]]:
-    """The same by processes that are called as this one was; none outlives it, nor another's failure."""
+    """Run each seed in a process of its own; all are ended when this process ends or one of them fails."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def by_itself(seed: int) -> Any:
@@ -110,25 +109,40 @@ def each_by_itself(seeds: int, together: int) -> list[dict[str, Any]]:
 
 
 def what_is_measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All that decides what is measured."""
+    """Return the arguments that determine what is measured."""
     others = ("data_dir", "device", "out", "together", "only_seed")
     return {name: value for name, value in vars(arguments).items() if name not in others}
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = program.Parser(__doc__)
-    parser.add_argument("--recipe", default="wikitext2-ar-grc")
-    parser.add_argument("--steps", type=program.at_least(1), default=300)
+    parser.add_argument("--recipe", default="wikitext2-ar-grc", help="recipe to train (default: %(default)s)")
     parser.add_argument(
-        "--warmup", type=program.at_least(0), default=100, help="steps in which the learning rate rises"
+        "--steps", type=program.at_least(1), default=300, help="training steps of each run (default: %(default)s)"
     )
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--seeds", type=program.at_least(1), default=4)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2976])
-    parser.add_argument("--together", type=program.at_least(1), default=4, help="seeds at a time (default: 4)")
-    parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
-    parser.add_argument("--device", default="auto", help="cpu: hours at the default sizes (default: a GPU)")
-    parser.add_argument("--out", type=Path, help="JSON file for the results (default: in results/, by the GPU's name)")
+    parser.add_argument(
+        "--warmup",
+        type=program.at_least(0),
+        default=100,
+        help="warm-up steps of the learning rate (default: %(default)s)",
+    )
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak learning rate (default: %(default)s)")
+    parser.add_argument("--seeds", type=program.at_least(1), default=4, help="number of seeds (default: %(default)s)")
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=[512, 2976],
+        help="evaluation context lengths, in tokens (default: 512 2976)",
+    )
+    parser.add_argument(
+        "--together", type=program.at_least(1), default=4, help="seeds that run in parallel (default: %(default)s)"
+    )
+    parser.add_argument("--data-dir", type=Path, help="root data directory (default: $LOGDEPTH_DATA)")
+    parser.add_argument(
+        "--device", default="auto", help="device; cpu takes hours at the default sizes (default: a GPU)"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file for the results (default: results/accelerated-<gpu>.json)")
     parser.add_argument("--only-seed", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

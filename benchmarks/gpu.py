@@ -1,13 +1,13 @@
-"""Speed on one GPU: forward, training and decoding, beside Transformers and a measured floor, all in one run.
+"""Measures speed on one GPU (forward, training, decoding), compared with Transformers and a measured floor.
 
     python benchmarks/gpu.py                        # everything, within 6 minutes; results/speed-<gpu>.json
-    python benchmarks/gpu.py --parts rates,forward  # some of it; what the file has of other parts stays
-    python benchmarks/gpu.py --smoke                # tiny, on the CPU, to see that it runs; the numbers mean nothing
+    python benchmarks/gpu.py --parts rates,forward  # some parts; other parts in the file are kept
+    python benchmarks/gpu.py --smoke                # tiny sizes on the CPU, to check that it runs
 
-Each part runs in a process of its own, within its own seconds; one that fails or takes too long is recorded as such,
-with what it had measured by then, and the others go on; for the last ones no time may be left. Code is compiled before,
-by all parts at once (speed/parts.py); nothing else runs while one measures. The file is written anew after every part.
-What the bars are, and how ratios are made, is in speed/bars.py; docs/performance.md shows it all.
+Each part runs in its own process with its own time limit. A part that fails or exceeds its limit is recorded as such,
+with the measurements made so far, and the other parts still run. The last parts may be left without time. All parts
+compile their code in parallel beforehand (speed/parts.py); nothing else runs while a part measures. The result file is
+rewritten after every part. speed/bars.py defines the targets and ratios; docs/performance.md shows the results.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from logdepth.errors import UserError
 from logdepth.runs.environment import environment, hash_of_code
 
 ALL_SECONDS = 352.0
-"""Parts together take no more: the last ones may be cut short."""
+"""Time limit for all parts together; the last parts may be cut short."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     if out is not None and out.exists() and set(names) != set(PARTS):
         report = _gone_on_with(out, report)
     before = report["seconds"]
-    failed: list[str] = []  # of those measured now: the file may have them from before
+    failed: list[str] = []  # parts of this run; the file may have earlier results of them
     started = time.monotonic()
     program.exit_when_terminated()
     with tempfile.TemporaryDirectory() as folder, _compile_caches(folder), contextlib.ExitStack() as ending:
@@ -65,12 +65,12 @@ def main() -> None:
             ending.callback(process.end)
             return process
 
-        # What is not rehearsed comes first, each started in its turn: one measures how a process starts.
+        # Parts without a rehearsal come first, started one after another: one of them measures how a process starts.
         for rehearsed in (False, True):
             group = [name for name in names if (PARTS[name].rehearsals > 0) == rehearsed]
             processes: Iterable[PartProcess] = map(start, group)
             if rehearsed and group:
-                processes = list(processes)  # they import beside the rehearsals
+                processes = list(processes)  # they import while the rehearsals run
                 rehearse(group, Path(folder), arguments.smoke)
             for one in processes:
                 print(f"{one.name}:", flush=True)
@@ -93,9 +93,11 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = program.Parser(__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between (default: all)")
-    parser.add_argument("--out", type=Path, help="where to write the numbers (default: results/speed-<gpu>.json)")
-    parser.add_argument("--smoke", action="store_true", help="rehearse with tiny sizes on the CPU")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas (default: all)")
+    parser.add_argument("--out", type=Path, help="JSON file for the results (default: results/speed-<gpu>.json)")
+    parser.add_argument(
+        "--smoke", action="store_true", help="rehearse with tiny sizes on the CPU; the numbers mean nothing"
+    )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     return parser
@@ -103,12 +105,14 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _compile_caches(folder: str) -> Iterator[None]:
-    """Compiled code of this run alone, shared by its parts; compiled on all cores."""
-    if not (Path(torch.__file__).parent / "__pycache__").exists():  # else every part would compile torch's Python again
+    """Use fresh compile caches for this run, shared by its parts, and compile on all cores."""
+    if not (
+        Path(torch.__file__).parent / "__pycache__"
+    ).exists():  # else every part would compile torch's Python files again
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
-    # This one knows models by their source: not by which kernel of attention was allowed when they were compiled.
+    # This cache identifies models by their source, not by the attention kernel allowed when they were compiled.
     os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(16, os.cpu_count() or 1))
@@ -133,7 +137,7 @@ def _new_report(device: torch.device, smoke: bool) -> dict[str, Any]:
 
 
 def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """The report in a file, to which more parts are added; its ratios need one kind of machine."""
+    """Return the report in a file, to add parts to it; all parts must be from the same kind of machine."""
     report: dict[str, Any] = read_json(file)
     for fact in ("device", "torch", "triton"):
         if report["machine"].get(fact) != new["machine"].get(fact):
@@ -145,7 +149,7 @@ def _gone_on_with(file: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def better_of(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """A part that was done before and is not now has lost nothing."""
+    """Return the new result of a part, or the earlier one if only that was completed."""
     if before is None or before["status"] != "done" or now["status"] == "done":
         return now
     return before

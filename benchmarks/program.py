@@ -1,4 +1,4 @@
-"""A script as a program: a mistake is one line and exit code 2, as on the command line; and it ends with its parent."""
+"""Runs a script as a program: user errors are one line with exit code 2, and child processes end with their parent."""
 
 import argparse
 import ctypes
@@ -15,19 +15,19 @@ from logdepth.errors import UserError
 from logdepth.train import Interrupted
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""Loaded before any process is forked."""
+"""The C library, loaded before any process is forked."""
 PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>."""
+"""Constant from <linux/prctl.h>."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a script whose docstring is its help; what it cannot read is one line too."""
+    """An argument parser whose description is the script's docstring; invalid arguments are one-line errors."""
 
     def __init__(self, description: str | None) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help has all options")
+        raise UserError(f"{message}; --help lists all options")
 
 
 def run(main: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of an argument."""
+    """Return an argparse type for integers that are at least `least`."""
 
     def whole_number(text: str) -> int:
         if int(text) < least:
@@ -56,7 +56,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def name_of_gpu() -> str:
-    """NVIDIA H200 → h200: of files of its results."""
+    """Return the name of the GPU for names of result files: h200 for an NVIDIA H200."""
     name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
@@ -66,11 +66,11 @@ def today() -> str:
 
 
 def exit_when_terminated() -> None:
-    """So that what is to be undone or ended at the end is, processes of this one among it."""
+    """Turn SIGTERM into SystemExit, so that cleanup runs and child processes are ended."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def signal_when_parent_ends(number: int) -> None:
-    """From now on this process gets a signal when the one that started it ends, in whatever way. On Linux alone."""
+    """Send this process a signal when its parent process ends for any reason. Linux only."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, number)

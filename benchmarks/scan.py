@@ -1,12 +1,12 @@
-"""Time and memory of `scan`, always as ratios within one run: against its floor, the definition, and plain loops.
+"""Measures time and memory of `scan`, as ratios within one run: to its floor, its definition, and plain loops.
 
     python benchmarks/scan.py                        # the CPU table, two threads
     python benchmarks/scan.py --device cuda --dtype bfloat16
 
-The floor is the same operator calls, level by level, on operands that lie ready and contiguous: what a scan would cost
-if reading and writing rows were free. Timed runs of the two alternate, and the ratio is the median over the pairs, so
-that a busy machine slows both. Memory is measured in a fresh process for each setting. The bars are for two CPU cores
-and float32.
+The floor is the time of the same operator calls, level by level, on contiguous operands prepared in advance. It is the
+cost of a scan if reading and writing rows were free. Timed runs of the scan and the floor alternate, and the ratio is
+the median over the pairs, so that a busy machine slows both. Memory is measured in a fresh process for each setting.
+The targets are for two CPU cores and float32.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Case:
     length: int = 1
     width: int
     documents: tuple[int, ...] = ()
-    """Lengths of packed documents; empty for a batch of one length."""
+    """Lengths of packed documents; empty for a batch of equal lengths."""
     forward_bar: float
     backward_bar: float | None = None
 
@@ -67,7 +67,7 @@ class Row:
 
 
 def ragged_lengths(count: int, longest: int) -> tuple[int, ...]:
-    """Lengths 1 … longest, drawn evenly, the longest among them."""
+    """Return `count` lengths drawn uniformly from 1 … `longest`; the first is `longest`."""
     generator = torch.Generator().manual_seed(0)
     return (longest, *torch.randint(1, longest + 1, (count - 1,), generator=generator).tolist())
 
@@ -95,7 +95,7 @@ MEMORY_LENGTH, MEMORY_WIDTH, MEMORY_BAR = 65_536, 64, 0.38
 
 
 class Bench:
-    """Everything that the measurements share: the device, the dtype, and how long to repeat."""
+    """The settings that all measurements share: device, dtype and duration; collects the results."""
 
     def __init__(self, device: str, dtype: torch.dtype, seconds: float) -> None:
         self.device, self.dtype, self.seconds = device, dtype, seconds
@@ -116,7 +116,7 @@ class Bench:
         return time.perf_counter() - start
 
     def compare(self, what: str, work: Work, against: str, floor: Work, bar: float | None = None) -> None:
-        """Time the two in turn until the seconds are up, at least five times each."""
+        """Time the two alternately for `seconds`, at least five times each."""
         for _ in range(2):
             self.clock(work), self.clock(floor)
         pairs: list[tuple[float, float]] = []
@@ -139,7 +139,7 @@ class Bench:
 
 
 def recorded_calls(run: Callable[[Operator], object], operator: Operator) -> list[int]:
-    """The number of rows of each operator call that `run` makes."""
+    """Return the number of rows of each operator call that `run` makes."""
     calls: list[int] = []
 
     def record(left: Tensor, right: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def compare_with_floor(bench: Bench, case: Case) -> None:
 
 @torch.no_grad()
 def compare_step(bench: Bench, batch: int, width: int) -> None:
-    """Steps through every carry pattern of lengths 64 … 319, against the merges that they make."""
+    """Compare one-token steps with the merges that they make, over all carry patterns of lengths 64 … 319."""
     operator = bench.operator(width)
     token = bench.randn(batch, 1, width)
     start = scan(operator, bench.randn(batch, 64, width)).state
@@ -214,7 +214,7 @@ def compare_step(bench: Bench, batch: int, width: int) -> None:
 
 @torch.no_grad()
 def compare_with_loops(bench: Bench, batch: int = 1, length: int = 256, width: int = 64) -> None:
-    """What the scan saves over the definition, over streaming, and over a left-to-right recurrence of as many steps."""
+    """Compare the scan with its definition, with streaming, and with a left-to-right recurrence of as many steps."""
     operator = bench.operator(width)
     elements = bench.randn(batch, length, width)
 
@@ -236,18 +236,18 @@ def compare_with_loops(bench: Bench, batch: int = 1, length: int = 256, width: i
 
 
 def peak_increase(device: str, dtype: torch.dtype, length: int, width: int, checkpoint: bool) -> int:
-    """Bytes by which one forward and backward pass raises the memory in use at its peak; run it in a fresh process."""
+    """Return the increase of peak memory, in bytes, of one forward and backward pass; run it in a fresh process."""
     torch.manual_seed(0)
     operator = GRC(width).to(device, dtype)
     elements = torch.randn(1, length, width, device=device, dtype=dtype, requires_grad=True)
-    scan(operator, elements[:, :64]).prefixes.sum().backward()  # libraries load what they load
+    scan(operator, elements[:, :64]).prefixes.sum().backward()  # loads libraries
     before = peak_memory(device, reset=True)
     scan(operator, elements, checkpoint=checkpoint).prefixes.sum().backward()
     return peak_memory(device) - before
 
 
 def peak_memory(device: str, reset: bool = False) -> int:
-    """The most bytes in use since the last reset (Linux, CUDA); with `reset`, those in use now."""
+    """Return the peak memory in bytes since the last reset (Linux, CUDA); with `reset`, the current memory."""
     if device == "cuda":
         if reset:
             torch.cuda.reset_peak_memory_stats()
@@ -275,16 +275,18 @@ def measure_memory(device: str, dtype: str) -> dict[str, float]:
 
 def main() -> None:
     parser = program.Parser(__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
-    parser.add_argument("--threads", type=program.at_least(1), default=2, help="CPU threads")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float64"), default="float32", help="dtype (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=program.at_least(1), default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument(
         "--seconds",
         type=float,
         default=5.0,
-        help="to repeat each comparison for; it is made a few times at least",
+        help="seconds to repeat each comparison for, at least five times (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results (default: none)")
     parser.add_argument("--peak", type=int, choices=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
     device_named(options.device, "--device")

@@ -1,13 +1,13 @@
-"""Tokens a second of every model in training, and the share of a step that is not spent in the model.
+"""Measures the training speed of every model in tokens per second, and the share of a step spent outside the model.
 
-    python benchmarks/train.py                   # two CPU threads: pydocs recipes, and WikiText-2's at batch 4
-    python benchmarks/train.py --device cuda     # WikiText-2's recipes as they are, and OpenWebText2's; --accelerate
+    python benchmarks/train.py                   # two CPU threads: pydocs recipes, and WikiText-2's at batch size 4
+    python benchmarks/train.py --device cuda     # WikiText-2's and OpenWebText2's recipes; see also --accelerate
 
-It runs the real training loop, logging and all, on random tokens in a real token store. The model's share is forward,
-backward, clipping and AdamW, awaited on the device; what is left (drawing batches, copying them, metrics, progress) is
-the share that is not the model's. Waiting before and after makes that share larger than it is on a GPU, where data and
-model overlap; with --accelerate, where a step is a CUDA graph, it is not told apart. A checkpoint's time is reported
-beside it. The bar for the share is 3 %.
+It runs the real training loop, including logging, on random tokens in a real token store. The model's share is the
+forward pass, the backward pass, clipping and AdamW, synchronised with the device. The rest (drawing batches, copying
+them, metrics, progress) is the share outside the model. Synchronising makes that share larger than it is on a GPU,
+where data and model overlap. With --accelerate a step is one CUDA graph and the share is not measured. The time of a
+checkpoint is reported too. The target for the share is 3 %.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ TOKENS = {"train": 2_000_000, "valid": 2_000, "test": 2_000}
 
 
 class TimedTrainer(Trainer):
-    """The training loop with a clock at the boundaries of the model."""
+    """The training loop with timers at the boundaries of the model."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -57,7 +57,7 @@ class TimedTrainer(Trainer):
         self.model_seconds.append(self.in_model)
 
     def _gradients_and_update(self, windows: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        if self.captured is not None:  # nothing can be waited for in a capture
+        if self.captured is not None:  # a capture cannot synchronise
             return super()._gradients_and_update(windows, rate)
         start = self._now()
         loss_and_norm = super()._gradients_and_update(windows, rate)
@@ -76,7 +76,7 @@ class TimedTrainer(Trainer):
 
 
 def random_stores(folder: Path, vocab_size: int) -> Prepared:
-    """Token stores of random numbers, memory-mapped as real ones are."""
+    """Return token stores of random tokens, memory-mapped like real ones."""
     stores = {}
     for split, count in TOKENS.items():
         tokens = np.random.default_rng(0).integers(vocab_size, size=count).astype("<u2")
@@ -120,7 +120,7 @@ def measure(
         "tokens_per_second": tokens * len(wall) / sum(wall),
         "milliseconds": 1e3 * statistics.median(wall),
         "quartiles": [1e3 * one for one in statistics.quantiles(wall, n=4, method="inclusive")[::2]],
-        # A captured step has no boundaries to wait at.
+        # A captured step cannot be timed in parts.
         "not_in_model": None if trainer.captured else 1 - sum(model) / sum(wall),
         "checkpoint_seconds": trainer.checkpoint_seconds,
         "attention": attention_of(trainer.model, train.precision),
@@ -140,21 +140,28 @@ def cases(device: torch.device) -> dict[str, RunConfig]:
 
 def main() -> None:
     parser = program.Parser(__doc__)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=program.at_least(1), default=2, help="CPU threads")
-    parser.add_argument("--steps", type=program.at_least(1), default=20)
-    parser.add_argument("--warmups", type=program.at_least(3), default=3, help="a step is captured by the third")
-    parser.add_argument("--only", default="", help="recipes whose name holds this")
-    parser.add_argument("--accelerate", action="store_true", help="as --train.accelerate does, and --train.compile")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--device", default="auto", help="device (default: a GPU if there is one)")
+    parser.add_argument("--threads", type=program.at_least(1), default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=program.at_least(1), default=20, help="timed steps per recipe (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmups",
+        type=program.at_least(3),
+        default=3,
+        help="untimed steps before them; the third step is captured (default: %(default)s)",
+    )
+    parser.add_argument("--only", default="", help="only recipes whose name contains this text (default: all)")
+    parser.add_argument("--accelerate", action="store_true", help="train with --train.accelerate and --train.compile")
+    parser.add_argument("--out", type=Path, help="JSON file for the results (default: none)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device = device_named(arguments.device, "--device")
     chosen = {name: config for name, config in cases(device).items() if arguments.only in name}
     if not chosen:
-        raise UserError(f"no recipe's name holds '{arguments.only}'; there are {', '.join(cases(device))}")
+        raise UserError(f"no recipe's name contains '{arguments.only}'; recipes are {', '.join(cases(device))}")
     results = {"date": program.today(), "environment": environment(device), "bar": BAR, "rows": []}
-    print(f"{'recipe':<36} {'batch':>8} {'ms a step':>10} {'tokens/s':>10}  not in the model")
+    print(f"{'recipe':<36} {'batch':>8} {'ms/step':>10} {'tokens/s':>10}  outside the model")
     for name, config in chosen.items():
         row = measure(name, config, device, arguments.steps, arguments.warmups, arguments.accelerate)
         results["rows"].append(row)

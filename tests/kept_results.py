@@ -1,4 +1,4 @@
-"""A folder of kept results, for tests of the page that is made of it: made-up studies, a sweep, associativity."""
+"""Builds a folder of made-up results (studies, a sweep, associativity) for tests of the results pages."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ MODELS = ("ar-grc", "ar-mlp-ldru", "transformer-alibi", "transformer-sinusoidal"
 
 
 def a_run(study: str, row: str, seed: int, perplexity: float = 20.0) -> RunResult:
-    """As if measured; half as perplex at 2,976 tokens as at 512, unless it has sinusoidal positions."""
+    """Return a made-up run: perplexity at 2,976 tokens is half that at 512, except with sinusoidal positions."""
     corpus = study.split("-")[0]
     run = made_up_run(row, seed, perplexity)
     config = dataclasses.replace(RECIPES[f"{corpus}-{row}"](), seed=seed)

@@ -1,4 +1,4 @@
-"""Counted, not claimed: how often the operator is called, on how many rows, and what a state holds."""
+"""Counts operator calls, merged rows and the size of a state."""
 
 from math import ceil, log2
 
@@ -35,7 +35,7 @@ def test_ragged_calls_are_those_of_the_longest(lengths: list[int]) -> None:
 
 
 @given(old=st.integers(0, 5000), new=st.integers(1, 600))
-def test_continuing(old: int, new: int) -> None:
+def test_continuing_from_a_state(old: int, new: int) -> None:
     state = scan(Counting(), torch.zeros(1, old, 1)).state
     operator = Counting()
     scan(operator, torch.zeros(1, new, 1), state)

@@ -1,4 +1,4 @@
-"""The result files in results/ add up: what can be computed from the rest of a file is what it says."""
+"""The files in results/ are consistent: every derived number equals the one computed from the rest of the file."""
 
 import math
 from pathlib import Path
@@ -20,20 +20,20 @@ def read(path: Path) -> RunResult:
     return result
 
 
-def test_there_are_runs() -> None:
+def test_runs_are_found() -> None:
     assert len(RUNS) > 10
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_run_adds_up(path: Path) -> None:
+def test_a_run_is_consistent(path: Path) -> None:
     run = read(path)
     assert path.stem == f"{run.recipe}-{run.config.seed}"
     assert run.parameters == parameters_of(run.config)
     for one in run.test:
-        adds_up(one, run.data.splits["test"])
+        assert_consistent(one, run.data.splits["test"])
     for other in run.others:
         for one in other.test:
-            adds_up(one, other.text)
+            assert_consistent(one, other.text)
     losses = {point.step: point.loss for point in run.valid_curve}
     assert losses[run.best_step] == min(losses.values()) == pytest.approx(run.valid_loss, abs=1e-6)
     assert max(losses) == run.steps
@@ -44,7 +44,7 @@ def test_a_run_adds_up(path: Path) -> None:
         assert [one.context for one in run.test] == sorted({*PAPER_CONTEXTS, run.config.train.context})
 
 
-def adds_up(one: Measured, text: SplitFacts) -> None:
+def assert_consistent(one: Measured, text: SplitFacts) -> None:
     assert one.tokens == text.tokens - 1
     assert one.loss == pytest.approx(one.nats / one.tokens, rel=1e-9)
     assert one.token_perplexity == pytest.approx(math.exp(one.loss), rel=1e-9)

@@ -1,4 +1,4 @@
-"""The GPU benchmark, rehearsed on the CPU, and the page made of its results. Nothing here is about how fast it is."""
+"""The GPU benchmark, rehearsed on the CPU, and the pages made from its results. Nothing here asserts a speed."""
 
 import dataclasses
 import importlib
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,15 +25,17 @@ from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSO
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
 from logdepth.models.attention import causal_attention
+from page_templates import PLACEHOLDER, templates
 from tests.small_models import enlarge
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 SMOKE_RESULTS = {"rates": 3, "forward": 17, "training": 24, "large": 2, "decoding": 9, "startup": 1}
 
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of a whole run with tiny sizes."""
+    """Return the report of a whole run with tiny sizes."""
     out = tmp_path_factory.mktemp("speed") / "report.json"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--out", str(out)]
@@ -48,7 +51,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def pages() -> ModuleType:
+def draw_speed() -> ModuleType:
     pytest.importorskip("matplotlib")
     return importlib.import_module("draw_speed")
 
@@ -63,30 +66,59 @@ def test_every_part_runs(rehearsed: dict[str, Any]) -> None:
     assert by_each == {SINUSOIDAL_8}
 
 
-def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], pages: ModuleType, tmp_path: Path) -> None:
+def test_a_rehearsal_is_no_result(rehearsed: dict[str, Any], draw_speed: ModuleType, tmp_path: Path) -> None:
     assert rehearsed["rows"] == []
     (tmp_path / "speed-h200.json").write_text(json.dumps(rehearsed))
     with pytest.raises(UserError, match=r"no results/speed-\*\.json: run benchmarks/gpu\.py first"):
-        pages.latest_report(tmp_path)
+        draw_speed.latest_report(tmp_path)
 
 
-def test_the_page_is_made_of_the_results(pages: ModuleType) -> None:
-    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert written == pages.page(pages.latest_report()), "run: make performance"
+def test_the_pages_match_the_results(draw_speed: ModuleType) -> None:
+    found = {"performance.md", *(f"performance/{path.name}" for path in (DOCS / "performance").glob("*.md"))}
+    generated = [path for path in found - {"performance/history.md"} if not path.endswith(".in.md")]
+    written = {path: (DOCS / path).read_text(encoding="utf-8") for path in generated}
+    assert written == draw_speed.pages(draw_speed.latest_report()), "run: make performance"
 
 
-def test_the_page_says_where_parts_are_of_different_code(rehearsed: dict[str, Any]) -> None:
+def test_every_section_has_its_place_once(draw_speed: ModuleType) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in templates("performance").values()]
+    places = Counter(place for text in texts for place in PLACEHOLDER.findall(text))
+    figures = [f"{name}_figure" for name in draw_speed.FIGURES]
+    assert sorted(places) == sorted([*draw_speed.SECTIONS, *figures])
+    assert places - Counter(places.keys()) == {"forward_figure": 1}  # on the main page too
+
+
+def test_every_page_is_in_the_navigation_and_linked_from_the_main_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    linked = templates("performance")["performance.md"].read_text(encoding="utf-8")
+    for page in ("performance/history.md", *templates("performance")):
+        assert f": {page}\n" in navigation
+        assert page == "performance.md" or f"({page})" in linked
+
+
+def test_the_performance_is_one_page_to_read() -> None:
+    words = (DOCS / "performance.md").read_text(encoding="utf-8").replace("|", " ").split()
+    assert len(words) < 1500
+
+
+def test_all_targets_in_the_results_have_names(draw_speed: ModuleType) -> None:
+    whats = [row["what"] for row in draw_speed.latest_report()["rows"]]
+    assert set(importlib.import_module("speed_page.verdicts").TITLES) == set(whats)
+
+
+def test_the_pages_say_which_parts_have_different_code(rehearsed: dict[str, Any]) -> None:
     machine = importlib.import_module("speed_page.machine")
     one = machine.machine(rehearsed)
     hashes = rehearsed["parts"]["rates"]["code"]
     assert f"code: {hashes['code']} and {hashes['benchmark']}." in one
     parts = rehearsed["parts"] | {"rates": rehearsed["parts"]["rates"] | {"code": None}}
+    assert machine.code_hashes(rehearsed) in one
     assert "code: unknown (rates)" not in one
     assert "; unknown (rates)." in machine.machine(rehearsed | {"parts": parts})
 
 
-def test_in_short_each_shape_has_its_fastest_transformer() -> None:
-    in_short = importlib.import_module("speed_page.in_short").in_short
+def test_the_headline_compares_each_shape_with_its_fastest_transformer() -> None:
+    headline = importlib.import_module("speed_page.headline").headline
     training = [
         {"model": model, "batch": batch, "context": context, "milliseconds": milliseconds}
         for model, batch, context, milliseconds in (
@@ -103,26 +135,30 @@ def test_in_short_each_shape_has_its_fastest_transformer() -> None:
         rows | {"model": SINUSOIDAL_8, "spread": 0, "milliseconds": 9.0},
     ]
     report = {"parts": {name: {"results": found} for name, found in (("training", training), ("decoding", decoding))}}
-    assert in_short(report).splitlines()[2:] == [
+    assert headline(report).splitlines()[2:] == [
         "| training step, 32×512 | 0.250 |  |",
         "| training step, 4×8,192 | 2.50 | 5.00 |",
-        "| decoding, batch 256, after 8,192 | 9.00 |  |",
-        "| decoding, batch 256, after 8,192 ± 512 | 4.50 |  |",
+        "| decoding, batch 256, after 8,192 tokens | 9.00 |  |",
+        "| decoding, batch 256, after 8,192 ± 512 tokens | 4.50 |  |",
         "",
-        f"Wherever others were measured too, the fastest was *{SINUSOIDAL_8}*.",
+        f"The fastest Transformer was *{SINUSOIDAL_8}* wherever several were measured.",
     ]
 
 
-def test_the_page_and_figures_show_all_models(rehearsed: dict[str, Any], pages: ModuleType) -> None:
+def test_pages_and_figures_show_all_models(rehearsed: dict[str, Any], draw_speed: ModuleType) -> None:
+    verdicts = importlib.import_module("speed_page.verdicts")
     report = rehearsed | {"rows": bars.verdicts(made_up())}
-    text = pages.page(report)
+    pages = draw_speed.pages(report)
+    text = "".join(pages.values())
     assert "{{" not in text
     assert "Not measured yet" not in text
-    assert text.count("| the same by FlashAttention |") == 1
+    assert text.count("| with FlashAttention |") == 1
     for model in (BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, ALIBI):
-        assert text.count(f"\n| {model}") >= 2
-    assert "| forward at 2,976: FlexAttention ALiBi / ours | ≥ 2 | ≥ 2.6 | 2.000, **met** | not measured |" in text
-    assert set(pages.drawn(report)) == set(pages.FIGURES)
+        for page in ("forward", "training"):
+            assert f"\n| {model}" in pages[f"performance/{page}.md"]
+    title = verdicts.title_of("forward at 2,976: FlexAttention ALiBi / ours")
+    assert f"| {title} | ≥ 2 | ≥ 2.6 | 2.000, **met** | not measured |" in pages["performance.md"]
+    assert set(draw_speed.drawn(report)) == set(draw_speed.FIGURES)
 
 
 @pytest.mark.parametrize("name", smoke().ours)
@@ -175,7 +211,7 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
 
 @pytest.mark.parametrize("name", smoke().theirs)
 def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
-    """As the states of an accelerated scan."""
+    """Check that the residual stream has the dtype of the states of an accelerated scan."""
     model = Transformer(smoke().theirs[name], 37).eval()
     enlarge(model, 3)
     tokens = torch.randint(37, (2, 20))
@@ -229,7 +265,7 @@ def test_the_cached_transformer_decodes_as_the_model_does() -> None:
 
 
 def made_up() -> dict[str, list[dict[str, Any]]]:
-    """Results of which some are missing."""
+    """Return results, some of them missing."""
     ours = {"model": BOTH_NETS, "batch": 22, "context": 2_976, "tokens": 65_472, "milliseconds": 4.0}
     step = {"batch": 32, "context": 512, "tokens": 16_384}
     return {

@@ -1,4 +1,4 @@
-"""The processes of the GPU benchmark, on the CPU: what each does, how it ends, what it leaves to the others."""
+"""The processes of the GPU benchmark, on the CPU: their results, their failures and their shared caches."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert (part["status"], part["results"]) == ("timed out", [])
 
 
-def test_a_part_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_part_reports_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "__file__", str(tmp_path / "speed" / "parts.py"))
     part = PartProcess("rates", tmp_path, smoke=True).run(60.0)
     assert part["status"] == "failed"
@@ -99,7 +99,7 @@ def test_each_rehearsal_has_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_attention_is_timed_by_itself(backward: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_timed_separately(backward: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[str, ...]] = []
     monkeypatch.setattr(baselines, "allow_only", lambda *kernels: allowed.append(kernels))
     config = bench.sizes.theirs[SINUSOIDAL]
@@ -165,9 +165,7 @@ def test_slow_steps_are_timed_in_fewer_chunks(
     assert decoding._timed(bench, lambda tokens: tokens, 2, 1)["repeats"] == chunks
 
 
-def test_no_attention_is_passed_over_for_another_reason_than_that_it_is_not_there(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_skipped_only_if_it_has_no_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "No available kernel. Aborting execution."
     config = bench.sizes.theirs[SINUSOIDAL]
 
@@ -182,7 +180,7 @@ def test_no_attention_is_passed_over_for_another_reason_than_that_it_is_not_ther
         baselines._time_of(bench, "cudnn", config, 2, 16, True)
 
 
-def test_the_start_is_measured_as_python_is_installed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_uses_the_installed_python_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "of the other parts")
     passed: dict[str, str] = {}
 
@@ -194,11 +192,11 @@ def test_the_start_is_measured_as_python_is_installed(bench: Bench, monkeypatch:
     for piece in startup.measure(bench):
         piece()
     assert "PYTHONPYCACHEPREFIX" not in passed
-    assert passed["PYTHONDONTWRITEBYTECODE"] == "1", "nor is anything left for the next time"
+    assert passed["PYTHONDONTWRITEBYTECODE"] == "1", "no compiled files may be left for later runs"
     assert bench.results[0]["first_step_seconds"] == 1.0
 
 
-def test_no_cache_takes_one_attention_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_cache_confuses_attention_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with gpu._compile_caches(str(tmp_path)):
         assert os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] == "0"
@@ -206,7 +204,7 @@ def test_no_cache_takes_one_attention_for_another(monkeypatch: pytest.MonkeyPatc
         assert os.environ["TRITON_CACHE_DIR"].startswith(str(tmp_path))
 
 
-def test_what_a_rehearsal_could_not_compile_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rehearsal_reports_what_it_could_not_compile(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> dict[str, Any]:
         raise MemoryError("no room")
 
@@ -264,14 +262,16 @@ def test_more_parts_join_a_report_of_the_same_kind_of_machine(tmp_path: Path) ->
         gpu._gone_on_with(file, {"machine": machine | {"torch": "2.12"}})
 
 
-def test_a_benchmark_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_one_line_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["gpu.py", "--smoke", "--parts", "rates,nothing"])
     with pytest.raises(SystemExit, match=r"^2$"):
         program.run(gpu.main)
     assert capsys.readouterr().err.startswith("there is no part 'nothing'; parts are startup, rates")
 
 
-def test_a_part_that_fails_keeps_what_was_measured_before() -> None:
+def test_a_failing_part_keeps_earlier_results() -> None:
     done, failed = {"status": "done"}, {"status": "failed"}
     assert gpu.better_of(done, failed) is done
     assert gpu.better_of(failed, done) is done
@@ -280,9 +280,7 @@ def test_a_part_that_fails_keeps_what_was_measured_before() -> None:
     assert gpu.better_of(done, other) is other
 
 
-def test_a_part_that_fails_now_is_not_called_done_for_what_the_file_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_part_is_reported_despite_earlier_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_process: PartProcess, _seconds: float) -> dict[str, Any]:
         return {"status": "failed", "message": "no", "seconds": 1.0, "results": []}
 
@@ -298,7 +296,7 @@ def test_a_part_that_fails_now_is_not_called_done_for_what_the_file_has(
     assert json.loads(out.read_text())["parts"]["rates"]["status"] == "done"
 
 
-def test_a_trial_of_other_sizes_does_not_take_the_place_of_what_is_published(
+def test_runs_with_other_settings_do_not_overwrite_published_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["accelerated.py", "--steps", "10"])
@@ -307,7 +305,7 @@ def test_a_trial_of_other_sizes_does_not_take_the_place_of_what_is_published(
     assert capsys.readouterr().err.endswith("give others an --out of their own\n")
 
 
-def test_seeds_run_by_themselves_and_are_put_together(
+def test_seeds_run_in_processes_and_are_merged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "together.json"

@@ -1,4 +1,4 @@
-"""What to know before comparing kept results: said once, with the models that are missing of each study."""
+"""Caveats: each is listed once, with its studies and the models that they lack."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.kept_results import a_run, add_study
 SCAN = ("ar-grc", "ar-mlp-ldru")
 
 
-def test_studies_that_differ_in_what_is_missing_alone_share_a_caveat(tmp_path: Path) -> None:
+def test_studies_that_differ_only_in_missing_models_share_a_caveat(tmp_path: Path) -> None:
     add_study(tmp_path / "wikitext2", seeds=1)
     add_study(tmp_path / "wikitext2-tuned", seeds=1, models=("transformer-alibi",))
     add_study(tmp_path / "wikitext2-post-merge", seeds=1, models=(*SCAN, "transformer-alibi"))
@@ -21,13 +21,13 @@ def test_studies_that_differ_in_what_is_missing_alone_share_a_caveat(tmp_path: P
         "- *WikiText-2, paper's settings; WikiText-2, tuned; WikiText-2, net on all merges.* Test split"
     )
     assert text.endswith(
-        " the raw one. Not here: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
+        " the raw one. Not run: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
         "Transformer (sinusoidal) of WikiText-2, net on all merges."
     )
     assert text.count("Test split") == 1
 
 
-def test_studies_of_other_text_have_their_own(tmp_path: Path) -> None:
+def test_studies_of_different_text_have_separate_caveats(tmp_path: Path) -> None:
     add_study(tmp_path / "ptb", seeds=1, models=("transformer-alibi", "transformer-sinusoidal"))
     run = a_run("ptb-tuned", "ar-grc", 0)
     write_result(
@@ -35,11 +35,11 @@ def test_studies_of_other_text_have_their_own(tmp_path: Path) -> None:
         dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=1000)),
     )
     first, second = caveats(read_kept(tmp_path)).splitlines()
-    assert first.endswith(" Not here: AR-GRC and AR-MLP-LDRU of PTB.")
-    assert second.endswith(" Not here: AR-MLP-LDRU, Transformer (ALiBi) and Transformer (sinusoidal) of PTB, tuned.")
+    assert first.endswith(" Not run: AR-GRC and AR-MLP-LDRU of PTB.")
+    assert second.endswith(" Not run: AR-MLP-LDRU, Transformer (ALiBi) and Transformer (sinusoidal) of PTB, tuned.")
 
 
-def test_nothing_is_said_to_be_missing_where_nothing_is(tmp_path: Path) -> None:
+def test_complete_studies_list_no_missing_models(tmp_path: Path) -> None:
     for study in ("wikitext2", "wikitext2-tuned"):
         add_study(tmp_path / study, seeds=1)
     kept = read_kept(tmp_path)
@@ -47,7 +47,7 @@ def test_nothing_is_said_to_be_missing_where_nothing_is(tmp_path: Path) -> None:
     assert "Not run yet" not in readme_block(kept)
 
 
-def test_the_readme_names_what_is_missing_once_a_study(tmp_path: Path) -> None:
+def test_the_readme_lists_missing_models_once_per_study(tmp_path: Path) -> None:
     add_study(tmp_path / "wikitext2", seeds=1, models=SCAN)
     not_begun = "Not run yet: WikiText-2, tuned; Transformer (ALiBi) and Transformer (sinusoidal) of WikiText-2, paper"
     assert f"\n\n{not_begun}'s settings.\n\n" in readme_block(read_kept(tmp_path))

@@ -1,4 +1,4 @@
-"""The sections of the page of kept results, from made-up files."""
+"""The sections of the results pages, from made-up files."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from results_page.associativity import associativity
 from results_page.headline import caveats, headline
 from results_page.kept import STUDIES, read_kept
 from results_page.markdown import NOTHING
-from results_page.origins import origins
+from results_page.origins import associativity_origins, origins, sweep_origins
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
 from tests.kept_results import a_run, add_associativity, add_study, add_sweep, an_associativity
@@ -36,7 +36,7 @@ def test_the_headline(tmp_path: Path) -> None:
     assert "1.316 or 1.202" in caveats(read_kept(tmp_path))
 
 
-def test_the_papers_number_stands_beside_either_vocabulary_that_it_may_have_had(tmp_path: Path) -> None:
+def test_the_papers_number_is_shown_for_both_possible_vocabularies(tmp_path: Path) -> None:
     run = a_run("ptb-1k", "ar-grc", 0)
     for name, size in (("ptb", 1_500), ("ptb-1k", 1_000), ("ptb-2k", 2_000)):
         data = dataclasses.replace(run.config.data, tokenizer=TokenizerConfig(vocab_size=size))
@@ -52,7 +52,7 @@ def test_the_papers_number_stands_beside_either_vocabulary_that_it_may_have_had(
     }
 
 
-def test_a_caveat_that_studies_share_is_said_once(tmp_path: Path) -> None:
+def test_a_shared_caveat_is_listed_once(tmp_path: Path) -> None:
     for study in STUDIES:
         add_study(tmp_path / study, seeds=1)
     text = caveats(read_kept(tmp_path))
@@ -72,8 +72,8 @@ def test_a_study_shows_some_lengths_and_says_so(tmp_path: Path) -> None:
     text = study_section(read_kept(tmp_path), "ptb")
     lengths = re.findall(r"^\| ([\d,]+) \|", text, flags=re.MULTILINE)
     assert lengths == ["32", "160", "512", "1,056", "2,080", "2,976", "32", "160", "544", "1,056", "2,080", "2,976"]
-    assert "Here are 6 of 25 lengths" in text
-    assert "Here are 6 of 24 lengths" in text
+    assert "The table shows 6 of 25 context lengths" in text
+    assert "The table shows 6 of 24 context lengths" in text
 
 
 def test_a_study_shows_what_was_measured_on_other_text(tmp_path: Path) -> None:
@@ -91,14 +91,15 @@ def test_folders_of_other_names_are_shown_too(tmp_path: Path) -> None:
     kept = read_kept(tmp_path)
     assert list(kept.studies) == ["wikitext2-tuned-deep-2", "wikitext2-tuned-deep-3", "ptb-1k", "text-mine"]
     deep = study_section(kept, "wikitext2-tuned-deep")
-    titles = [line for line in deep.splitlines() if line.startswith("### ")]
-    assert titles == ["### WikiText-2, tuned, deeper, 2 layers", "### WikiText-2, tuned, deeper, 3 layers"]
+    titles = [line for line in deep.splitlines() if line.startswith("## ")]
+    assert titles == ["## WikiText-2, tuned, deeper, 2 layers", "## WikiText-2, tuned, deeper, 3 layers"]
     assert study_section(kept, "ptb") == study_section(kept, "wikitext2-tuned") == NOTHING
-    assert "###" not in study_section(kept, "ptb-1k")
+    assert "##" not in study_section(kept, "ptb-1k")
     assert others(kept).startswith("## text-mine\n**Test perplexity")
+    assert "(`results/text-mine/`): runs: 1; " in others(kept)
 
 
-def test_sweeps_of_a_study_stand_side_by_side(tmp_path: Path) -> None:
+def test_sweeps_of_a_study_are_columns_of_one_table(tmp_path: Path) -> None:
     folder = tmp_path / "sweeps" / "ptb-tuned"
     add_sweep(folder / "a.json", recipe="ptb-transformer-alibi", space={"dropout": [0.1, 0.2]}, best=None)
     add_sweep(folder / "b.json")
@@ -149,7 +150,7 @@ def test_a_table_of_associativity(tmp_path: Path) -> None:
     found = an_associativity()
     add_associativity(tmp_path / "associativity" / "wikitext2-ar-grc.json", found)
     text = associativity(read_kept(tmp_path))
-    assert "| tokens in a block | up: distance | up: influence | up: untrained distance | down: distance |" in text
+    assert "| tokens per block | up: distance | up: influence | up: untrained distance | down: distance |" in text
     assert "| 2 | 0.250 ± 0.010 | 0.500 | 0.750 ± 0.071 | 0.250" in text
     over = f"{found.over_scan('left fold'):,.4f} ± {found.error_over_scan('left fold'):,.4f}"
     assert f"| left fold | {found.trees['left fold'].whole.token_perplexity:,.2f} | {over} |" in text
@@ -161,13 +162,13 @@ def test_one_law_has_no_name_and_several_layers_have_numbers(tmp_path: Path) -> 
     found = dataclasses.replace(found, distances=[*found.distances, *deeper])
     add_associativity(tmp_path / "associativity" / "deep.json", found)
     text = associativity(read_kept(tmp_path))
-    assert "| layer | tokens in a block | distance | influence | untrained distance |" in text
+    assert "| layer | tokens per block | distance | influence | untrained distance |" in text
     assert "| 1 | 2 | 0.250 ± 0.010 | 0.500 | 0.750 ± 0.071 |" in text
     assert "| 2 | 1 | 0.250 ± 0.010 | 0.750 | – |" in text
     assert "Laws:" not in text
 
 
-def test_where_numbers_come_from(tmp_path: Path) -> None:
+def test_where_the_numbers_of_a_study_come_from(tmp_path: Path) -> None:
     run = made_up_run()
     for seed, at in ((0, "2030-01-01T10:00:00+00:00"), (7, "2030-01-03T10:00:00+00:00")):
         made = dataclasses.replace(run.made, at=at, training_seconds=3600.0)
@@ -175,7 +176,23 @@ def test_where_numbers_come_from(tmp_path: Path) -> None:
     write_result(
         tmp_path / "ptb" / "t.json", dataclasses.replace(made_up_times("ar-grc"), made="logdepth reproduce ptb --seeds")
     )
-    assert origins(read_kept(tmp_path)) == (
-        "- *PTB*, `results/ptb/`: `logdepth reproduce ptb` · `logdepth reproduce ptb --seeds`; seeds 0 7; "
-        "2 hours of training, runs: 2; 2030-01-01 to 2030-01-03; cpu; torch 2."
+    assert origins(read_kept(tmp_path), "ptb") == (
+        "**PTB** (`results/ptb/`): runs: 2; seeds 0 7; 2 hours of training; 2030-01-01 to 2030-01-03; cpu; torch 2.\n\n"
+        "    logdepth reproduce ptb\n    logdepth reproduce ptb --seeds"
     )
+    assert origins(read_kept(tmp_path), "ptb-1k") == NOTHING
+
+
+def test_where_sweeps_and_associativity_come_from(tmp_path: Path) -> None:
+    assert sweep_origins(read_kept(tmp_path)) == associativity_origins(read_kept(tmp_path)) == NOTHING
+    add_sweep(tmp_path / "sweeps" / "ptb-tuned" / "a.json")
+    add_sweep(tmp_path / "sweeps" / "ptb-tuned" / "b.json", recipe="ptb-gru", command="logdepth sweep ptb-gru")
+    add_associativity(tmp_path / "associativity" / "ptb-ar-grc.json", an_associativity())
+    kept = read_kept(tmp_path)
+    assert sweep_origins(kept).splitlines() == [
+        "- `results/sweeps/ptb-tuned/ptb-ar-grc.json`: made before commands were recorded; "
+        "`python experiments/run.py --list ptb-tuned` prints the planned command.",
+        "- `results/sweeps/ptb-tuned/ptb-gru.json`: `logdepth sweep ptb-gru`.",
+    ]
+    assert associativity_origins(kept).startswith("- `results/associativity/ptb-ar-grc.json`: `")
+    assert associativity_origins(kept).endswith("`. The weights of that run were not kept.")

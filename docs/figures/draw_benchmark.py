@@ -1,4 +1,4 @@
-"""Draws docs/figures/benchmark.svg from results/scan-*.json: what a scan costs beside the operator calls it makes."""
+"""Draws docs/figures/benchmark.svg from results/scan-*.json: time of scans relative to their operator calls."""
 
 import json
 from pathlib import Path
@@ -28,17 +28,18 @@ def main() -> None:
         heights = [names.index(row["what"]) for row in rows]
         for row, height in zip(rows, heights, strict=True):
             axes.plot(row["spread"], [height + shift] * 2, color=colour, linewidth=1.2)
-        memory = f"{label}; memory with checkpoint=True: {report['memory']['share']:.0%}"
+        memory = f"{label}; peak memory with checkpoint=True: {report['memory']['share']:.0%}"
         shifted = [height + shift for height in heights]
         axes.plot([row["ratio"] for row in rows], shifted, marker, color=colour, markersize=5, label=memory)
         bars = [(row["bar"], height) for row, height in zip(rows, heights, strict=True) if row["bar"]]
         if bars:
-            axes.plot(*zip(*bars, strict=True), "|", markersize=15, color=FAINT, label="bar for the CPU")
+            axes.plot(*zip(*bars, strict=True), "|", markersize=15, color=FAINT, label="target for the CPU")
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize=8.5, color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0.85, 1.65)
-    axes.set_xlabel("time / time of the same operator calls on operands that lie ready (median, quartiles)", color=INK)
+    label = "time / time of the same operator calls on operands prepared in advance (median, quartiles)"
+    axes.set_xlabel(label, color=INK)
     axes.grid(axis="x", color="#e3e8ee", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

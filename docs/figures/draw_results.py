@@ -1,6 +1,6 @@
-"""Writes docs/results.md, its figures docs/figures/results-*.svg and the README's table, all from results/.
+"""Writes docs/results.md, the pages in docs/results/, their figures and the README's table, all from results/.
 
-What is written by hand of that page is in docs/results.in.md. What is not there yet is said to be so, in one line.
+The text is in docs/results.in.md and docs/results/*.in.md. Studies that have not been run are marked as such.
 """
 
 import sys
@@ -15,7 +15,7 @@ from logdepth.drawing import save_svg
 from logdepth.errors import UserError
 from results_page.figures import Plan, figure_file, page_plans
 from results_page.kept import Kept, read_kept
-from results_page.page import page
+from results_page.page import pages
 from results_page.readme import readme_block, readme_plans, with_block
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +23,15 @@ ROOT = Path(__file__).parents[2]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = program.Parser(__doc__)
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of result files")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where results.md and figures/ go")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="whose table is written")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "results", help="folder of the result files (default: results/)"
+    )
+    parser.add_argument(
+        "--docs", type=Path, default=ROOT / "docs", help="folder to write the pages and figures/ to (default: docs/)"
+    )
+    parser.add_argument(
+        "--readme", type=Path, default=ROOT / "README.md", help="README whose table is updated (default: README.md)"
+    )
     given = parser.parse_args(arguments)
     try:
         write(given.results, given.docs, given.readme)
@@ -34,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(results: Path, docs: Path, readme: Path) -> None:
-    """Nothing is written before all texts are made: what is wrong with a file leaves page, figures and table alike."""
+    """Write all files. Texts are made first, so that a broken result file leaves everything as it was."""
     kept = read_kept(results)
     texts = {
-        docs / "results.md": page(kept),
+        **{docs / path: text for path, text in pages(kept).items()},
         readme: with_block(readme.read_text(encoding="utf-8"), readme_block(kept)),
     }
     figures = {docs / "figures" / figure_file(name): plan for name, plan in plans(kept).items()}
@@ -51,7 +57,7 @@ def write(results: Path, docs: Path, readme: Path) -> None:
 
 
 def plans(kept: Kept) -> dict[str, Plan]:
-    """Name → every figure."""
+    """Map names to all figures."""
     return page_plans(kept) | readme_plans(kept)
 
 

@@ -1,9 +1,9 @@
-"""Draws docs/figures/speed-*.svg and writes docs/performance.md, all from results/speed-*.json.
+"""Draws docs/figures/speed-*.svg and writes docs/performance.md and the pages in docs/performance/, from results/.
 
-What is written by hand of that page is in docs/performance.in.md.
+The text is in docs/performance.in.md and docs/performance/*.in.md. The numbers are those of the latest
+results/speed-*.json, and of results/accelerated-*.json.
 """
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +13,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # runs uninstalled too, and 
 from benchmarks import program
 from logdepth.atomic import write_text
 from logdepth.drawing import house_style
+from page_templates import DOCS, filled_pages
 from speed_page.acceleration import same_results
 from speed_page.figures import FIGURES, drawn
-from speed_page.in_short import in_short
-from speed_page.machine import machine
-from speed_page.measured import ROOT, Report, latest_report
+from speed_page.headline import headline
+from speed_page.machine import code_hashes, machine
+from speed_page.measured import Report, latest_report
 from speed_page.sections import decoding, forward, large, rates, startup, training, training_floor
 from speed_page.verdicts import summary, verdicts
 
 SECTIONS: dict[str, Callable[[Report], str]] = {
-    "in_short": in_short,
+    "headline": headline,
+    "code_hashes": code_hashes,
     "machine": machine,
     "summary": summary,
     "verdicts": verdicts,
@@ -35,31 +37,29 @@ SECTIONS: dict[str, Callable[[Report], str]] = {
     "rates": rates,
     "same_results": lambda _: same_results(),
 }
-"""What stands at `{{name}}` in the template."""
+"""The content of each `{{name}}`; `{{NAME_figure}}` is figure NAME."""
 
 
 def main() -> None:
     report = latest_report()
-    text = page(report)
+    texts = pages(report)
     for name, figure in drawn(report).items():
         with house_style():
             figure.savefig(Path(__file__).with_name(f"speed-{name}.svg"), metadata={"Date": None})
-    write_text(ROOT / "docs" / "performance.md", text)
+    for path, text in texts.items():
+        write_text(DOCS / path, text)
 
 
-def page(report: Report) -> str:
-    template = (ROOT / "docs" / "performance.in.md").read_text(encoding="utf-8")
+def pages(report: Report) -> dict[str, str]:
+    """Map each page, as a path below docs/, to its text."""
 
-    def filled(place: re.Match[str]) -> str:
-        name = place[1]
-        if name.endswith("_figure"):
-            figure = name.removesuffix("_figure")
-            return f"![{FIGURES[figure]}](figures/speed-{figure}.svg)"
-        return SECTIONS[name](report)
+    def content(placeholder: str) -> str:
+        if placeholder.endswith("_figure"):
+            figure = placeholder.removesuffix("_figure")
+            return f"![{FIGURES[figure]}](figures/speed-{figure}.svg)\n\n*{FIGURES[figure]}*"
+        return SECTIONS[placeholder](report)
 
-    text = re.sub(r"\{\{(\w+)\}\}", filled, template)
-    generated = "<!-- made by docs/figures/draw_speed.py from performance.in.md and results/: edit those -->\n"
-    return generated + re.sub(r"\n{3,}", "\n\n", text)
+    return filled_pages("performance", "draw_speed.py", content)
 
 
 if __name__ == "__main__":

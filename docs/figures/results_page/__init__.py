@@ -1,1 +1,1 @@
-"""The parts of docs/results.md and of the README's table: a module a subject, all from what `kept` reads."""
+"""The parts of docs/results.md, the pages in docs/results/ and the README's table: one module per subject."""

@@ -1,4 +1,4 @@
-"""What operators learned: how far each is from associative, and the same weights with other trees."""
+"""How far trained operators are from associative, and the perplexity of the same weights with other trees."""
 
 import math
 
@@ -19,12 +19,12 @@ def associativity(kept: Kept) -> str:
 
 
 def _distances(name: str, found: Associativity) -> str:
-    """A row for each size of blocks in each layer, three columns for each law."""
+    """Return a table with one row per block size in each layer, and three columns per law."""
     laws = [law for law in LAWS if any(one.law == law for one in found.distances)]
     measured: dict[tuple[int, int], dict[str, Distance]] = {}
     for one in found.distances:
         measured.setdefault((one.layer, one.level), {})[one.law] = one
-    heads = ["tokens in a block"]
+    heads = ["tokens per block"]
     for law in laws:
         heads += [
             f"{law}: {what}" if len(laws) > 1 else what for what in ("distance", "influence", "untrained distance")
@@ -36,8 +36,8 @@ def _distances(name: str, found: Associativity) -> str:
     if found.num_layers > 1:
         heads = ["layer", *heads]
         rows = [(layer + 1, *row) for (layer, _), row in zip(measured, rows, strict=True)]
-    note = f"{found.num_windows} windows of {found.context:,} tokens; ± standard error."
-    note += " Untrained: mean over seeds ± deviation."
+    note = f"{found.num_windows} windows of {found.context:,} tokens; mean ± standard error."
+    note += " Untrained: mean ± standard deviation over seeds."
     if len(laws) > 1:
         note += f" Laws: {'; '.join(f'*{law}* {LAWS[law]}' for law in laws)}."
     return table(heads, rows, title=f"{name}: distance from associative", note=note)
@@ -60,5 +60,5 @@ def _trees(name: str, found: Associativity) -> str:
         else:
             bits = Spread(one.whole.bits_per_byte, None, 4)
             rows.append((tree, perplexity, Spread(over, found.error_over_scan(tree), 4), bits))
-    heads = ("tree", "token perplexity", "over the scan's", "bits per byte")
+    heads = ("tree", "token perplexity", "relative to the scan", "bits per byte")
     return table(heads, rows, title=f"{name}: other trees", note="± standard error over parts of the text.")

@@ -1,4 +1,4 @@
-"""The figures of the page: what each shows and of which data it is, before any of them is drawn."""
+"""The figures of the pages: caption and data source of each, known before any of them is drawn."""
 
 import itertools
 import math
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 SCAN, RIVAL = "ar-grc", "transformer-alibi"
-"""The model that is made deeper, and the one to reach."""
+"""The model whose depth is varied, and the Transformer that it is compared with."""
 
 
 class Plan(NamedTuple):
-    """A figure that is to be drawn."""
+    """A figure to draw."""
 
     caption: str
     source: str
-    """Names the data, by a hash: a figure of other data is told by it without being drawn again."""
+    """The result files with their hash: shows whether a figure is up to date without drawing it again."""
     draw: "Callable[[], Figure]"
 
 
@@ -47,13 +47,17 @@ def figure_file(name: str) -> str:
 
 
 def figure(kept: Kept, name: str) -> str:
-    """A figure on the page; nothing where there is no such one."""
+    """Return a figure as Markdown, with a link relative to docs/; empty if there is no such figure."""
     plan = page_plans(kept).get(name)
-    return f"![{plan.caption}](figures/{figure_file(name)})\n\n*{plan.caption}*" if plan else ""
+    return shown(name, plan) if plan else ""
+
+
+def shown(name: str, plan: Plan) -> str:
+    return f"![{plan.caption}](figures/{figure_file(name)})\n\n*{plan.caption}*"
 
 
 def page_plans(kept: Kept) -> dict[str, Plan]:
-    """Name → the figures of the page."""
+    """Map names to the figures of the pages."""
     of_studies = [pair for name in kept.studies for pair in _study_plans(kept, name)]
     return dict([*of_studies, *_depth_plans(kept), *_sweep_plans(kept), *_associativity_plans(kept)])
 
@@ -61,21 +65,21 @@ def page_plans(kept: Kept) -> dict[str, Plan]:
 def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
     (runs, timings), source, label = kept.studies[name], kept.sources[name], label_of(name)
     if runs:
-        bands = "; bands: one standard deviation over seeds" if len({run.config.seed for run in runs}) > 1 else ""
+        bands = " Bands: one standard deviation over seeds." if len({run.config.seed for run in runs}) > 1 else ""
         lengths: Panels = {
             "Perplexity by context length": partial(draw_contexts, runs=runs),
             "Loss by position in the window": partial(draw_positions, runs=runs),
         }
-        training: Panels = {"Validation loss in training": partial(draw_training, runs=runs)}
+        training: Panels = {"Validation loss during training": partial(draw_training, runs=runs)}
         caption = (
-            f"{label}: test perplexity by context length, and loss by position in windows of "
-            f"{runs[0].positions.context:,} tokens. Dashed: the length of training{bands}."
+            f"{label}: test perplexity by context length, and test loss by position in windows of "
+            f"{runs[0].positions.context:,} tokens. Dashed line: training length.{bands}"
         )
         yield f"{name}-lengths", Plan(caption, source, partial(side_by_side, lengths))
-        caption = f"{label}: validation loss in training, a line for every seed."
+        caption = f"{label}: validation loss during training, one line per seed."
         yield f"{name}-training", Plan(caption, source, partial(side_by_side, training))
     if timings:
-        caption = f"{label}: time a token by context length; every batch has about as many tokens. Bands: quartiles."
+        caption = f"{label}: time per token by context length. All batches have about the same size. Bands: quartiles."
         yield f"{name}-times", Plan(caption, source, partial(side_by_side, time_panels(timings)))
 
 
@@ -84,7 +88,7 @@ def depths_figure(study: str) -> str:
 
 
 def _depth_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
-    """Deeper scan models, with what they are compared with: one layer, and the Transformer with ALiBi."""
+    """Plan figures of deeper scan models, compared with one layer and with the Transformer with ALiBi."""
     for deep in STUDIES:
         study, names = deep.removesuffix("-deep"), [name for name in kept.studies if home_of(name) == deep]
         if study == deep or study not in kept.studies or not names:
@@ -98,7 +102,7 @@ def _depth_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
         for number, name in enumerate(names, len(shallow)):
             lines.append((number, f"AR-GRC, {label_of(name).rpartition(', ')[2]}", kept.studies[name].runs))
         caption = (
-            f"{STUDIES[deep]}: test perplexity by context length. Dashed: the length of training; bands: one standard "
+            f"{STUDIES[deep]}: test perplexity by context length. Dashed line: training length. Bands: one standard "
             "deviation over seeds."
         )
         panels: Panels = {"Perplexity by context length": partial(draw_context_lines, lines=lines)}
@@ -107,7 +111,7 @@ def _depth_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
 
 
 def time_panels(timings: Sequence[TimingResult]) -> "Panels":
-    """Numbered from the second on: two sittings may have been on devices of one name."""
+    """Map titles to panels; titles are numbered from the second on, as two devices may have the same name."""
     return {
         f"Forward pass, {device_of(one)}" + (f" ({number})" if number else ""): partial(draw_times, result=one)
         for number, one in enumerate(timings)
@@ -121,8 +125,8 @@ def sweeps_figure(study: str) -> str:
 def _sweep_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
     for study, sweeps in kept.sweeps.items():
         caption = (
-            f"{label_of(study)}: the lowest validation loss after so many trials, and that of each trial; "
-            "hollow: pruned, with its loss by then."
+            f"{label_of(study)}: lowest validation loss against number of trials. Markers: single trials. "
+            "Hollow markers: pruned trials, with their loss when pruned."
         )
         panels: Panels = {f"Sweeps: {label_of(study)}": partial(_draw_sweeps, sweeps=sweeps)}
         yield sweeps_figure(study), Plan(caption, kept.sources[f"sweeps/{study}"], partial(side_by_side, panels))
@@ -143,8 +147,8 @@ def _draw_sweeps(axes: "Axes", sweeps: Mapping[str, Sweep]) -> None:
         places = [place for place, _ in trials]
         axes.step(places, list(lowest), where="post", color=colour_of(number), label=title_of(row))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("trials so far")
-    axes.set_ylabel("validation loss, nats a token")
+    axes.set_xlabel("number of trials")
+    axes.set_ylabel("validation loss (nats per token)")
 
 
 def associativity_figure(name: str) -> str:
@@ -153,6 +157,6 @@ def associativity_figure(name: str) -> str:
 
 def _associativity_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
     for name, found in kept.associativity.items():
-        caption = f"{name}: distances by size of blocks, and perplexity with other trees."
+        caption = f"{name}: distance by block size, and perplexity with other trees."
         source = kept.sources[f"associativity/{name}"]
         yield associativity_figure(name), Plan(caption, source, partial(associativity_drawn, found))

@@ -1,4 +1,4 @@
-"""What a study's runs say of a bar: numbers of one model, two models compared, all in their order."""
+"""What the runs of a study measured against a target: one model, two models compared, or all models in order."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from logdepth.report.table import Spread
 from logdepth.results import RunResult
 
 FEWEST_SEEDS = 3
-"""Of each model, where every seed of one is to be below every seed of another."""
+"""Seeds that each model needs before every seed of one can be compared with every seed of another."""
 
 
 class Finding(NamedTuple):
-    """What a study says of a bar."""
+    """What a study measured against a target."""
 
     text: str
     value: float | None = None
-    """To be judged, where there is something to judge."""
+    """The number to judge; None where the target only asks that the numbers are shown."""
 
 
 Runs = Sequence[RunResult]
@@ -33,7 +33,7 @@ def bits_per_byte(seeds: Runs) -> Spread:
 
 
 def of_model(row: str, value: Callable[[Runs], Spread | None], most: float = math.inf) -> Find:
-    """A number of a model, where it has at most so many million parameters, as tables round them."""
+    """Find a number of one model, if it has at most `most` million parameters as the tables round them."""
 
     def find(runs: Runs) -> Finding | None:
         seeds = by_row(runs).get(row, [])
@@ -44,7 +44,7 @@ def of_model(row: str, value: Callable[[Runs], Spread | None], most: float = mat
 
 
 def of_two(ours: str, theirs: str, compare: Callable[[Runs, Runs], Finding]) -> Find:
-    """Two models compared, where both are there."""
+    """Compare two models, if the study has both."""
 
     def find(runs: Runs) -> Finding | None:
         models = by_row(runs)
@@ -54,19 +54,19 @@ def of_two(ours: str, theirs: str, compare: Callable[[Runs, Runs], Finding]) -> 
 
 
 def below(ours: Runs, theirs: Runs) -> Finding:
-    """Every seed of one below every seed of the other: the greatest of its perplexities over the other's least."""
+    """Divide the greatest perplexity of one model by the least of the other: below 1 if all seeds are below."""
     lower, higher = ([run.main.token_perplexity for run in seeds] for seeds in (ours, theirs))
     enough = min(len(lower), len(higher)) >= FEWEST_SEEDS
     return Finding(f"{Spread.of(lower)} and {Spread.of(higher)}", max(lower) / min(higher) if enough else None)
 
 
 def gap(ours: Runs, theirs: Runs) -> Finding:
-    """Bits per byte of one above those of the other."""
+    """Return the difference in bits per byte between two models."""
     first, second = (bits_per_byte(seeds).mean for seeds in (ours, theirs))
     return Finding(f"{first - second:+.4f} ({first:.4f} and {second:.4f})")
 
 
 def order(runs: Runs) -> Finding | None:
-    """All models, best first."""
+    """List all models by bits per byte, best first."""
     found = sorted(((bits_per_byte(seeds), row) for row, seeds in by_row(runs).items()), key=lambda one: one[0].mean)
     return Finding(" < ".join(f"{title_of(row)} {bits}" for bits, row in found)) if len(found) > 1 else None

@@ -1,4 +1,4 @@
-"""The results in short: a row a model of every study, and what to know before comparing them."""
+"""The headline table, with one row per model of every study, and the caveats that apply to each study."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,14 +25,16 @@ HEADS = (
 def headline(kept: Kept) -> str:
     rows = list(headline_rows(kept.studies))
     note = (
-        f"At {TRAINED} tokens, the length of training; means over seeds ± standard deviation. The paper's numbers are "
-        "perplexities a token, and stand here where text and vocabulary may be the same."
+        f"Test split, windows of {TRAINED} tokens (the training length); mean ± standard deviation over seeds. "
+        f"*At {LONGEST:,} / at {TRAINED}* is token perplexity in windows of {LONGEST:,} tokens divided by that in "
+        f"windows of {TRAINED}: above 1, the model is worse beyond the training length. *Paper* is the paper's token "
+        "perplexity, shown where the text and the vocabulary may be the same."
     )
     return table(HEADS, rows, note=note) if rows else NOTHING
 
 
 def headline_rows(studies: dict[str, Results]) -> Iterator[tuple[Cell, ...]]:
-    """Below `HEADS`; the study's name stands at its first model."""
+    """Yield the cells below `HEADS`; only the first row of a study has its name."""
     for name, results in studies.items():
         paper, label = paper_numbers(results.runs) if results.runs else {}, label_of(name)
         for row, seeds in by_row(results.runs).items():
@@ -42,7 +44,7 @@ def headline_rows(studies: dict[str, Results]) -> Iterator[tuple[Cell, ...]]:
 
 
 def caveats(kept: Kept) -> str:
-    """Each once, with the studies that it is for; then what they lack."""
+    """List each caveat once, with the studies that it applies to and the models that they lack."""
     found: dict[str, dict[str, Results]] = {}
     for name, results in kept.studies.items():
         if results.runs:
@@ -52,11 +54,11 @@ def caveats(kept: Kept) -> str:
 
 def _caveat(words: str, studies: dict[str, Results]) -> str:
     missing = "; ".join(missing_in(studies))
-    return f"- *{'; '.join(map(label_of, studies))}.* {words}" + (f" Not here: {missing}." if missing else "")
+    return f"- *{'; '.join(map(label_of, studies))}.* {words}" + (f" Not run: {missing}." if missing else "")
 
 
 def missing_in(studies: dict[str, Results]) -> list[str]:
-    """`A, B and C of STUDY`, for each that was begun and lacks some models."""
+    """Return `A, B and C of STUDY` for each study that has some runs but not all models."""
     lacking = {name: missing_models(results.runs) for name, results in studies.items() if results.runs}
     return [f"{_enumerated(models)} of {label_of(name)}" for name, models in lacking.items() if models]
 

@@ -1,4 +1,4 @@
-"""What results/ keeps, read whole: studies, sweeps and studies of associativity; and what studies are called."""
+"""Reads everything in results/ (studies, sweeps, associativity) and names the studies."""
 
 import hashlib
 from pathlib import Path
@@ -21,26 +21,26 @@ STUDIES = {
     "ptb-tuned-deep": "PTB, tuned, deeper",
     "webmix": "webmix",
 }
-"""Folder of results/ → name in tables. A folder NAME-MORE is shown with NAME: each config of a model needs its own."""
+"""Folder in results/ → name in tables. Folder NAME-MORE is shown with NAME: each config of a model needs a folder."""
 NO_STUDIES = {"demo", "sweeps", "associativity"}
 
 
 Sweep = dict[str, Any]
-"""The sweep.json of one."""
+"""The contents of a sweep's sweep.json."""
 
 
 class Kept(NamedTuple):
-    """All that results/ holds."""
+    """The contents of results/."""
 
     studies: dict[str, Results]
-    """In the order of `STUDIES`; those that are not in it last."""
+    """Results by study, in the order of `STUDIES`; other folders come last."""
     sweeps: dict[str, dict[str, Sweep]]
-    """A study → a model → what was searched for it."""
+    """Study → model → its sweep."""
     associativity: dict[str, Associativity]
     commands: dict[str, str]
-    """A study of associativity → what was typed."""
+    """Associativity study → the command that made it."""
     sources: dict[str, str]
-    """A study, the sweeps of one, or a study of associativity → its place in results/, and a hash of what is there."""
+    """Study, sweeps or associativity study → its path in results/ and a hash of the files there."""
 
 
 def read_kept(folder: Path) -> Kept:
@@ -49,14 +49,14 @@ def read_kept(folder: Path) -> Kept:
     names = sorted(studies, key=lambda name: (places[home_of(name)], name))
     associativity = {path: read_json(path) for path in sorted((folder / "associativity").glob("*.json"))}
     for stray in (folder / "sweeps").glob("*.json"):
-        raise UserError(f"{stray} belongs in a folder of its own, named for the study that it was for")
+        raise UserError(f"{stray} belongs in a folder of its own, named after its study")
     folders = {path.parent for path in (folder / "sweeps").glob("*/*.json")}
     searched = sorted(folders, key=lambda path: (places[home_of(path.name)], path.name))
     return Kept(
         studies={name: read_results(studies[name]) for name in names},
         sweeps={path.name: _read_sweeps(path) for path in searched},
         associativity={path.stem: Associativity.from_dict(one, str(path)) for path, one in associativity.items()},
-        commands={path.stem: one.get("command", "not said") for path, one in associativity.items()},
+        commands={path.stem: one.get("command", "not recorded") for path, one in associativity.items()},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
         | {f"sweeps/{path.name}": _source(f"sweeps/{path.name}", sorted(path.glob("*.json"))) for path in searched}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
@@ -64,7 +64,7 @@ def read_kept(folder: Path) -> Kept:
 
 
 def _read_sweeps(folder: Path) -> dict[str, Sweep]:
-    """By model, in the order of the recipes."""
+    """Read the sweeps of a folder by model, in the order of the recipes."""
     sweeps = {path: _read_sweep(path) for path in sorted(folder.glob("*.json"))}
     corpus = next(iter(sweeps.values()))["config"]["data"]["corpus"]
     by_row: dict[str, Sweep] = {}
@@ -82,7 +82,7 @@ def _read_sweep(path: Path) -> Sweep:
     saved = read_json(path)
     is_one = isinstance(saved, dict) and {"recipe", "space", "config", "best", "trials"} <= saved.keys()
     if not is_one or not {"data", "train"} <= saved["config"].keys():
-        raise UserError(f"{path} is not the sweep.json of a sweep; move it away")
+        raise UserError(f"{path} is not the sweep.json of a sweep; move it elsewhere")
     return saved
 
 
@@ -94,12 +94,12 @@ def _source(place: str, files: list[Path]) -> str:
 
 
 def home_of(name: str) -> str | None:
-    """The study with which a folder is shown: its own, or the longest that its name goes on from."""
+    """Return the study that a folder belongs to: the longest name in `STUDIES` that its own begins with."""
     return max((study for study in STUDIES if f"{name}-".startswith(f"{study}-")), key=len, default=None)
 
 
 def label_of(name: str) -> str:
-    """A folder's name in tables."""
+    """Return the name of a folder in tables."""
     home = home_of(name)
     if home is None:
         return name

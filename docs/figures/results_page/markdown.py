@@ -1,4 +1,4 @@
-"""How tables stand on the page, and what stands where there is nothing to show."""
+"""Tables as Markdown, and the text shown where there are no results."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ NOTHING = "*Not run yet.*"
 
 
 def markdown(table: Table) -> str:
-    """Without a title where the page has one."""
+    """Return a table as Markdown; an empty title is left out."""
     return as_markdown(table).removeprefix("****").strip()
 
 
 def table(heads: Iterable[str], rows: Iterable[tuple[Cell, ...]], *, title: str = "", note: str = "") -> str:
-    """One that is of no study, and has no file of its own to be named for."""
+    """Return a table that belongs to no study and is not written to a file of its own."""
     return markdown(Table(name="", title=title, note=note, heads=tuple(heads), rows=tuple(rows)))

@@ -1,36 +1,39 @@
-"""The whole page: the text of docs/results.in.md, with what is generated in its places."""
+"""The pages: docs/results.in.md and the templates in docs/results/, with generated parts in place of placeholders."""
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 
+from page_templates import filled_pages
 from results_page.associativity import associativity
-from results_page.bars import bars
+from results_page.bars import bars, verdicts
 from results_page.headline import caveats, headline
 from results_page.kept import Kept
-from results_page.origins import origins
+from results_page.origins import associativity_origins, origins, sweep_origins
+from results_page.readme import main_figures
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
 
-TEMPLATE = Path(__file__).parents[2] / "results.in.md"
-PLACE = re.compile(r"\{\{([\w:-]+)\}\}")
 SECTIONS: dict[str, Callable[[Kept], str]] = {
     "headline": headline,
+    "main_figures": main_figures,
+    "verdicts": verdicts,
+    "others": others,
     "caveats": caveats,
     "bars": bars,
-    "others": others,
     "sweeps": sweeps,
+    "sweep_origins": sweep_origins,
     "associativity": associativity,
-    "origins": origins,
+    "associativity_origins": associativity_origins,
 }
-"""What stands at `{{name}}` in the template, besides `{{study:NAME}}`."""
+"""The content of each `{{name}}`; `PER_STUDY` has the others."""
+PER_STUDY: dict[str, Callable[[Kept, str], str]] = {"study": study_section, "origins": origins}
+"""The content of each `{{name:STUDY}}`."""
 
 
-def page(kept: Kept) -> str:
-    def filled(place: re.Match[str]) -> str:
-        part, _, study = place[1].partition(":")
-        return study_section(kept, study) if part == "study" else SECTIONS[part](kept)
+def pages(kept: Kept) -> dict[str, str]:
+    """Map each page, as a path below docs/, to its text."""
 
-    text = PLACE.sub(filled, TEMPLATE.read_text(encoding="utf-8"))
-    generated = "<!-- made by docs/figures/draw_results.py from results.in.md and results/: edit those -->\n"
-    return generated + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+    def content(placeholder: str) -> str:
+        name, _, study = placeholder.partition(":")
+        return PER_STUDY[name](kept, study) if study else SECTIONS[name](kept)
+
+    return filled_pages("results", "draw_results.py", content)

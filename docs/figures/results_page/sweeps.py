@@ -1,4 +1,4 @@
-"""The sweeps of a study: what each model's searched, and what came out best, side by side."""
+"""The sweeps of each study: the search space and the best trial of every model, side by side."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def sweeps(kept: Kept) -> str:
 
 
 def _side_by_side(study: str, sweeps: Mapping[str, Sweep]) -> str:
-    """A row for each field and where it was searched, a column for each model."""
+    """Return a table with one row per searched field and range, and one column per model."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row, sweep in sweeps.items():
         best = sweep["best"]["params"] if sweep["best"] else {}
@@ -31,7 +31,8 @@ def _side_by_side(study: str, sweeps: Mapping[str, Sweep]) -> str:
     losses = (f"{sweep['best']['loss']:.4f}" if sweep["best"] else None for sweep in sweeps.values())
     rows += [("validation loss", "", *losses), ("trials", "", *map(_counted, sweeps.values()))]
     lengths = ", ".join(dict.fromkeys(_length(sweep["config"]["train"]) for sweep in sweeps.values()))
-    note = f"The best trial of each. A trial spans {lengths} unless that is searched. Pruned: worse than the median."
+    note = f"Values of the best trial of each model. A trial spans {lengths} unless that is searched. "
+    note += "A trial is pruned when it is worse than the median of the others."
     heads = ("field", "searched", *map(title_of, sweeps))
     return table(heads, rows, title=f"{label_of(study)}: sweeps", note=note)
 
@@ -46,7 +47,7 @@ def _length(train: Mapping[str, Any]) -> str:
 
 
 def _searched(where: Any) -> str:
-    """A list of values, or a range."""
+    """Return a search space as text: a list of values, or a range."""
     if isinstance(where, list):
         return ", ".join(map(_value, where))
     ends = f"{_value(where['low'])} to {_value(where['high'])}"

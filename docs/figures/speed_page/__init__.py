@@ -1,1 +1,1 @@
-"""The parts of docs/performance.md: tables and figures, from what `measured` reads."""
+"""The parts of docs/performance.md and of the pages in docs/performance/: tables and figures."""

@@ -1,4 +1,4 @@
-"""Whether acceleration changes results: the same runs with it and without."""
+"""Whether acceleration changes results: the same runs with and without it."""
 
 from logdepth.atomic import read_json
 from logdepth.errors import UserError
@@ -7,7 +7,7 @@ from speed_page.tables import table
 
 
 def comparison() -> Report:
-    """What benchmarks/accelerated.py found."""
+    """Return the results of benchmarks/accelerated.py."""
     reports = [read_json(path) for path in (ROOT / "results").glob("accelerated-*.json")]
     if not reports:
         raise UserError("no results/accelerated-*.json: run benchmarks/accelerated.py first")
@@ -28,9 +28,9 @@ def same_results() -> str:
     ]
     steps = [f"after step {step}" for step, _ in found["runs"][0]["valid_perplexity"]]
     return (
-        f"`python benchmarks/accelerated.py`: `{found['recipe']}` for {found['steps']} steps. Test perplexity of one "
-        "checkpoint (seed 0, trained plain), evaluated both ways:\n\n"
+        f"`python benchmarks/accelerated.py` trains `{found['recipe']}` for {found['steps']} steps. This is the test "
+        "perplexity of one checkpoint (seed 0, plain path), evaluated with both paths:\n\n"
         + table(["context", "plain", "accelerated", "ratio"], rows)
-        + "\n\nValidation perplexity of the same runs, trained both ways (same weights and batches at the start; "
-        "dropout drops other numbers):\n\n" + table(["seed", "path", *steps], ends)
+        + "\n\nThis is the validation perplexity of runs trained with each path. Both start from the same weights and "
+        "see the same batches. Their dropout masks differ.\n\n" + table(["seed", "path", *steps], ends)
     )

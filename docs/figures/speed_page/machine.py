@@ -1,4 +1,4 @@
-"""Which machine the numbers come from, and what was not done there."""
+"""The machine and the code that the numbers come from, and the measurements that failed."""
 
 from speed_page.measured import Report
 
@@ -11,33 +11,33 @@ def machine(report: Report) -> str:
         if (failed := sum("failed" in one for one in part["results"]))
     ]
     text = (
-        f"The run of {report['date']}: one {facts['device']}, torch {facts['torch']}, CUDA {facts['cuda']}, "
-        f"Triton {facts.get('triton', 'none')}, Python {facts['python']}; its parts took "
+        f"Date of the run: {report['date']}. Machine: one {facts['device']}, torch {facts['torch']}, CUDA "
+        f"{facts['cuda']}, Triton {facts.get('triton', 'none')}, Python {facts['python']}. Duration of its parts: "
         + ", ".join(f"{part['seconds']:.0f} s ({name})" for name, part in report["parts"].items())
-        + f", with what is compiled before them {report['seconds']:.0f} s in all."
+        + f". Duration of the whole run, compilation included: {report['seconds']:.0f} s."
     )
     if clocks["after"]:
         during = {name: one["clocks"]["clocks.sm"] for name, one in report["parts"].items() if one.get("clocks")}
         text += f" Driver {clocks['after'].get('driver_version')}."
         if during:
             listed = ", ".join(f"{name} {clock}" for name, clock in during.items())
-            text += f" Clock of the processors just after each part, when they may idle: {listed}."
+            text += f" Clock of the multiprocessors just after each part, when they may be idle: {listed}."
     later = {
         name: part["date"]
         for name, part in report["parts"].items()
         if part.get("date", report["date"]) != report["date"]
     }
     text += f" Measured later: {', '.join(f'{name} on {date}' for name, date in later.items())}." if later else ""
-    text += f" {_code(report)}"
+    text += f" {code_hashes(report)}"
     notes = {
         note: None for part in report["parts"].values() for one in part["results"] for note in one.get("notes", ())
     }
-    text += f" Not done: {'; '.join(undone)}." if undone else ""
+    text += f" Failed: {'; '.join(undone)}." if undone else ""
     return text + (f" Our models ran without some of their CUDA graphs: {'; '.join(notes)}." if notes else "")
 
 
-def _code(report: Report) -> str:
-    """Parts may have been measured at different times, and not by the same code."""
+def code_hashes(report: Report) -> str:
+    """Return the hashes of the measured code; parts may have been measured with different code."""
     by_code: dict[str, list[str]] = {}
     for name, part in report["parts"].items():
         hashes = part.get("code")

@@ -1,4 +1,4 @@
-"""The run that the page shows, and how what is in it is named and written."""
+"""Reads the benchmark run that the pages show, and names and formats what is in it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,14 @@ from logdepth.atomic import read_json
 from logdepth.errors import UserError
 
 ROOT = Path(__file__).parents[3]
+FLOORS = {"every_token": "leaves per token", "as_run": "leaves as run"}
+"""Floor in result files → its name on the pages."""
 Report = dict[str, Any]
 Result = dict[str, Any]
 
 
 def latest_report(folder: Path = ROOT / "results") -> Report:
-    """The run that the page shows."""
+    """Return the latest run that is not a smoke test."""
     reports = [read_json(path) for path in sorted(folder.glob("speed-*.json"))]
     found = max((one for one in reports if not one["smoke"]), key=lambda report: report["date"], default=None)
     if found is None:
@@ -22,7 +24,7 @@ def latest_report(folder: Path = ROOT / "results") -> Report:
 
 
 def results(report: Report, part: str) -> list[Result]:
-    """What a part measured, without what failed."""
+    """Return the results of a part without failed measurements."""
     return bars.fitting(report["parts"].get(part, {"results": []})["results"])
 
 
@@ -39,13 +41,13 @@ def mebibytes(one: Result) -> float | None:
     return None if one["peak_bytes"] is None else one["peak_bytes"] / 2**20
 
 
-def places_of(one: Result) -> str:
-    """How many tokens the rows had read."""
+def tokens_read(one: Result) -> str:
+    """Return the number of tokens read before decoding, with its spread over the batch."""
     return f"{one['absorbed']:,}" + (f" ± {one['spread']}" if one["spread"] else "")
 
 
 def number(value: float | None) -> str:
-    """Three digits or so, as a table wants them."""
+    """Format a number with about three digits."""
     if value is None:
         return "–"
     if abs(value) >= 1000:

@@ -1,4 +1,4 @@
-"""The tables of what was measured, a function for each part of the benchmark."""
+"""The tables of measurements, one function per part of the benchmark."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch
 from benchmarks.speed import bars, sizes
 from benchmarks.speed.sizes import OURS, THEIRS
 from logdepth.models import Transformer
-from speed_page.measured import Report, Result, measured, mebibytes, number, places_of, results, variant
+from speed_page.measured import FLOORS, Report, Result, measured, mebibytes, number, results, tokens_read, variant
 from speed_page.tables import table
 
 
@@ -17,9 +17,9 @@ def forward(report: Report) -> str:
     rows = []
     for model in (*OURS, *THEIRS):
         rows.append([model, *_cells(found, contexts, model, lambda one: number(one["milliseconds"]))])
-        rows.append(["its quartiles", *_cells(found, contexts, model, _quartiles)])
+        rows.append(["quartiles", *_cells(found, contexts, model, _quartiles)])
         if model in OURS:
-            for kind, words in bars.FLOORS.items():
+            for kind, words in FLOORS.items():
 
                 def floor(one: Result, kind: str = kind) -> str:
                     return number(bars.floor_milliseconds(everything, one.get(f"flops_{kind}")))
@@ -27,25 +27,28 @@ def forward(report: Report) -> str:
                 def alone(one: Result, kind: str = kind) -> str:
                     return number(one.get(f"products_{kind}", {}).get("milliseconds"))
 
-                rows.append([f"its floor, {words}", *_cells(found, contexts, model, floor)])
-                rows.append([f"its products alone, {words}", *_cells(found, contexts, model, alone)])
+                rows.append([f"floor, {words}", *_cells(found, contexts, model, floor)])
+                rows.append([f"matrix products alone, {words}", *_cells(found, contexts, model, alone)])
         else:
             by_flash = _cells(
                 found, contexts, model, lambda one: number(one.get("whole_milliseconds", {}).get("flash"))
             )
             if set(by_flash) != {"–"}:
-                rows.append(["the same by FlashAttention", *by_flash])
+                rows.append(["with FlashAttention", *by_flash])
             least = _cells(found, contexts, model, lambda one: number(_floor_of_transformer(report, one)))
             if set(least) != {"–"}:
-                rows.append(["its products at the floor's rate, and its attention", *least])
+                rows.append(["products at the floor's rate plus measured attention", *least])
     tokens = max((one["tokens"] for one in found if one["model"] in THEIRS), default=0)
-    longest = f"; {contexts[-1]:,} in one row in the last column" if contexts and contexts[-1] > tokens else ""
-    note = f"Milliseconds of {tokens:,} tokens (as near as whole rows come) in rows of a length{longest}."
-    return f"{note} {_attentions(found)}\n\n{table(['', *(f'{one:,}' for one in contexts)], rows)}"
+    note = (
+        f"Milliseconds per forward pass of {tokens:,} tokens, as nearly as whole sequences allow, by sequence length."
+    )
+    if contexts and contexts[-1] > tokens:
+        note += f" The last column is one sequence of {contexts[-1]:,} tokens."
+    return f"{note} {_attentions(found)}\n\n{table(['ms', *(f'{one:,}' for one in contexts)], rows)}"
 
 
 def _attentions(found: list[Result]) -> str:
-    """What computed the Transformers' attention; where it was not one for all shapes, from the shortest rows on."""
+    """List the attention kernels of each Transformer, in the order of sequence lengths."""
     used: dict[str, dict[str, None]] = {}
     for one in sorted(found, key=lambda one: one["context"]):
         if one["model"] in THEIRS:
@@ -54,7 +57,7 @@ def _attentions(found: list[Result]) -> str:
 
 
 def _floor_of_transformer(report: Report, one: Result) -> float | None:
-    """Milliseconds of its matrix products at the best rate of the run, and of its attention as it was measured."""
+    """Return the time of its matrix products at the best rate of the run plus its measured attention, in ms."""
     size = sizes.smoke() if report["smoke"] else sizes.full()
     config = size.theirs[one["model"]]
     with torch.device("meta"):
@@ -81,7 +84,7 @@ def _cells(found: list[Result], contexts: list[int], model: str, text: Callable[
 
 def training(report: Report) -> str:
     found = sorted(results(report, "training"), key=_shape)
-    head = ("", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB")
+    head = ("model", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB")
     return f"{_attentions(found)}\n\n{table(head, map(_training_row, found))}"
 
 
@@ -90,23 +93,32 @@ def training_floor(report: Report) -> str:
     rows = []
     for one in sorted(results(report, "training"), key=_shape):
         if "products_as_run" in one:
-            floors = [bars.floor_milliseconds(everything, one[f"flops_{kind}"]) for kind in bars.FLOORS]
-            alone = [one[f"products_{kind}"]["milliseconds"] for kind in bars.FLOORS]
+            floors = [bars.floor_milliseconds(everything, one[f"flops_{kind}"]) for kind in FLOORS]
+            alone = [one[f"products_{kind}"]["milliseconds"] for kind in FLOORS]
             cells = (one["milliseconds"], *floors, *alone)
             rows.append([one["model"], f"{one['batch']}×{one['context']:,}", *map(number, cells)])
-    words = bars.FLOORS.values()
-    head = ["ms", "step", "measured", *(f"floor, {one}" for one in words), *(f"products alone, {one}" for one in words)]
+    words = FLOORS.values()
+    head = ["ms", "step", "measured", *(f"floor, {one}" for one in words)]
+    head += [f"matrix products alone, {one}" for one in words]
     return table(head, rows)
 
 
 def _shape(one: Result) -> tuple[int, int]:
-    """Of a step: the order of the rows."""
+    """Return the sort key of a training step."""
     return one["context"], one["batch"]
 
 
 def large(report: Report) -> str:
     found = results(report, "large")
-    head = ("97.4M, vocabulary 50,000", "step", "ms", "quartiles", "tokens/s", "peak memory, MiB", "TFLOP counted")
+    head = (
+        "97.4M, vocabulary 50,000",
+        "step",
+        "ms",
+        "quartiles",
+        "tokens/s",
+        "peak memory, MiB",
+        "TFLOP per step, counted",
+    )
     return table(head, ([*_training_row(one), number(1e-12 * one["flops_as_run"])] for one in found))
 
 
@@ -126,19 +138,19 @@ def decoding(report: Report) -> str:
         [
             one["model"],
             str(one["batch"]),
-            places_of(one),
+            tokens_read(one),
             number(1e3 * one["milliseconds"]),
             number(one["tokens_per_second"]),
             number(one["state_bytes"]),
         ]
         for one in sorted(results(report, "decoding"), key=lambda one: (one["batch"], one["absorbed"]))
     ]
-    return table(("", "batch", "tokens before", "µs a step", "tokens/s", "bytes of state"), rows)
+    return table(("model", "batch", "tokens read before", "µs per step", "tokens/s", "state, bytes"), rows)
 
 
 def startup(report: Report) -> str:
     rows = (
-        [f"caches of compiled kernels {one['caches']}", *(number(one["all_steps_seconds"][step]) for step in (0, -1))]
+        [f"compile caches {one['caches']}", *(number(one["all_steps_seconds"][step]) for step in (0, -1))]
         for one in results(report, "startup")
     )
     return table(("seconds from process start to the end of", "the first step", "the first replayed step"), rows)
@@ -151,4 +163,4 @@ def rates(report: Report) -> str:
         else ["copy, bytes read and written", number(1e-12 * one["bytes_per_second"]) + " TB/s"]
         for one in results(report, "rates")
     ]
-    return table(("bfloat16 matrix product", "reached"), rows)
+    return table(("bfloat16 matrix product", "measured rate"), rows)

@@ -1,4 +1,4 @@
-"""How tables stand on the page, and what stands where nothing was measured."""
+"""Tables as Markdown, and the text shown where nothing was measured."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,6 @@ NOTHING = "*Not measured yet.*"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Return a table whose first column is left-aligned and whose other columns are right-aligned."""
     heads, texts = list(head), [list(row) for row in rows]
     return markdown_lines(heads, texts, [column > 0 for column in range(len(heads))]) if texts else NOTHING
