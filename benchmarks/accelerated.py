@@ -31,7 +31,7 @@ from logdepth.evaluate import evaluate
 from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import environment
-from logdepth.train import prepared_for, train
+from logdepth.training import prepared_for, train
 
 
 def trained(config: RunConfig, out: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 
 from logdepth.errors import UserError
-from logdepth.train import Interrupted
+from logdepth.training import Interrupted
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """The C library, loaded before any process is forked."""

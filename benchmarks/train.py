@@ -34,7 +34,7 @@ from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import environment
 from logdepth.timing import attention_of
-from logdepth.train import Trainer
+from logdepth.training import Trainer
 
 BAR = 0.03
 TOKENS = {"train": 2_000_000, "valid": 2_000, "test": 2_000}

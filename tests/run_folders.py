@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from logdepth.models import ModelConfig
 from logdepth.runs import RunConfig, RunFolder, TrainConfig
-from logdepth.train import Interrupted, Trainer
+from logdepth.training import Interrupted, Trainer
 from tests.small_models import SCAN
 from tests.tiny_corpus import tiny_data
 

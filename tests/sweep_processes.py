@@ -17,7 +17,7 @@ import logdepth.sweep.worker as worker
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.sweep.ledger import OVER, Ledger, origin_of
 from logdepth.sweep.storage import open_storage
-from logdepth.train import TrainState
+from logdepth.training import TrainState
 from tests.tiny_corpus import VOCAB
 
 RECIPE = "pydocs-ar-grc"

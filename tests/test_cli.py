@@ -16,7 +16,7 @@ from logdepth.data import CORPORA
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder
-from logdepth.train import TrainState
+from logdepth.training import TrainState
 from tests.command_line import refused
 from tests.tiny_corpus import VOCAB
 

@@ -19,7 +19,7 @@ from logdepth.models import LanguageModel, ModelConfig, ScanLMConfig, Transforme
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
-from logdepth.train import Trainer, resume, train
+from logdepth.training import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files
 from tests.small_models import enlarge
 from tests.tiny_corpus import store_of, tiny_data

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from logdepth.train import NextTokenLoss, compile_model, make_faster
+from logdepth.training import NextTokenLoss, compile_model, make_faster
 from tests.small_models import SCAN, SMALL_MODELS
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from logdepth.train.muon import Muon, orthogonalised
+from logdepth.training.muon import Muon, orthogonalised
 
 ADJUSTMENTS = ["original", "match_rms_adamw"]
 SHAPES = [(8, 8), (5, 13), (13, 5), (1, 7), (7, 1), (1, 1), (64, 48)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from logdepth.train import NextTokenLoss
+from logdepth.training import NextTokenLoss
 from tests.small_models import SMALL_MODELS, VOCAB
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from logdepth.runs import TrainConfig
-from logdepth.train.optimizer import FLOOR, ModelOptimizer, hidden_matrices, learning_rate
+from logdepth.training.optimizer import FLOOR, ModelOptimizer, hidden_matrices, learning_rate
 from tests.small_models import SMALL_MODELS
 
 

@@ -16,7 +16,7 @@ from logdepth.cli import main
 from logdepth.recipes import RECIPES, rows_of
 from logdepth.reproduce import study_of, work
 from logdepth.results import read_results
-from logdepth.train import train
+from logdepth.training import train
 from tests.study_commands import MODELS, flags_of_a_small_study, results_of, shorten_lengths  # noqa: F401 (fixtures)
 from tests.tiny_study import CONTEXTS, TIME_TOKENS, TRAINING
 
@@ -221,7 +221,7 @@ def test_untimed_and_faster_runs_are_the_same(
 def test_times_are_compiled_as_training_is(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        "logdepth.train.faster.compile_model",
+        "logdepth.training.faster.compile_model",
         lambda module, any_length: compiled.append((type(getattr(module, "model", module)).__name__, any_length)),
     )
     arguments = ["reproduce", "text", *flags, "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--compile"]

@@ -12,7 +12,7 @@ from logdepth.config import to_dict
 from logdepth.recipes import RECIPES
 from logdepth.reproduce import study_of, work
 from logdepth.reproduce.study import in_fields
-from logdepth.train import DivergedError
+from logdepth.training import DivergedError
 from tests.study_commands import error_of, flags_of_a_small_study, shorten_lengths  # noqa: F401 (fixtures)
 from tests.tiny_corpus import VOCAB
 from tests.tiny_study import TRAINING

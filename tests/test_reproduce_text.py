@@ -11,7 +11,7 @@ from logdepth.cli import main
 from logdepth.reproduce import study_of, work
 from logdepth.results import read_results
 from logdepth.runs import RunFolder
-from logdepth.train import train
+from logdepth.training import train
 from tests.study_commands import MODELS, error_of, flags_of_a_small_study, shorten_lengths  # noqa: F401 (fixtures)
 from tests.tiny_corpus import VOCAB, write_corpus
 from tests.tiny_study import CONTEXTS, TRAINING, override_files

@@ -18,8 +18,8 @@ from logdepth.errors import UserError
 from logdepth.runs import RunFolder
 from logdepth.runs.environment import differences, environment, hash_of_code
 from logdepth.runs.tensors import load_tensors, save_tensors
-from logdepth.train import Interrupted, Trainer, resume, train
-from logdepth.train.step import TrainingStep
+from logdepth.training import Interrupted, Trainer, resume, train
+from logdepth.training.step import TrainingStep
 from tests.run_folders import interrupted_at, measured, run_config, same_files
 from tests.small_models import SMALL_MODELS
 
@@ -81,7 +81,7 @@ def test_killed_between_the_files_of_the_last_save(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are written before the checkpoint that calls the run finished."""
-    import logdepth.train.checkpoint as checkpoint
+    import logdepth.training.checkpoint as checkpoint
 
     config = run_config(corpus)
     train(config, tmp_path / "whole")
@@ -257,7 +257,7 @@ def test_short_epochs_do_without_some_checkpoints(
     train(run_config(corpus), tmp_path / "whole")
     saves: list[int] = []
     original, step = Trainer._save, Trainer._step
-    monkeypatch.setattr("logdepth.train.checkpoint.CHECKPOINT_SHARE", 1e-9)
+    monkeypatch.setattr("logdepth.training.checkpoint.CHECKPOINT_SHARE", 1e-9)
     monkeypatch.setattr(Trainer, "_save", lambda self: saves.append(self.state.step) or original(self))
 
     def killed(self: Trainer) -> None:

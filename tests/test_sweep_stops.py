@@ -16,7 +16,7 @@ from logdepth.cli import main
 from logdepth.errors import UserError
 from logdepth.sweep.storage import open_storage
 from logdepth.sweep.watch import TrialWatch
-from logdepth.train import Trainer, TrainState
+from logdepth.training import Trainer, TrainState
 from tests.command_line import refused
 from tests.sweep_processes import (
     RECIPE,

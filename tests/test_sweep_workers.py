@@ -26,7 +26,7 @@ from logdepth.sweep import Search, parse_space
 from logdepth.sweep.ledger import RETRY_OF, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
 from logdepth.sweep.watch import PLACES, TrialWatch
-from logdepth.train import TrainState
+from logdepth.training import TrainState
 from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,

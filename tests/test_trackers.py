@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from logdepth.errors import UserError
-from logdepth.train import train
+from logdepth.training import train
 from tests.run_folders import run_config
 
 

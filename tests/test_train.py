@@ -10,7 +10,7 @@ import torch
 
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
-from logdepth.train import batches_of, train
+from logdepth.training import batches_of, train
 from tests.run_folders import measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
 from tests.tiny_corpus import store_of, write_corpus

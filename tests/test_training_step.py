@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from logdepth.train import train
-from logdepth.train.optimizer import learning_rate
-from logdepth.train.step import TrainingStep
+from logdepth.training import train
+from logdepth.training.optimizer import learning_rate
+from logdepth.training.step import TrainingStep
 from tests.run_folders import measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
 

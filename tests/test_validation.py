@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from logdepth.runs import TrainConfig
 from logdepth.runs.tensors import load_tensors
-from logdepth.train import TrainState, train, validation
-from logdepth.train.validation import Validation
+from logdepth.training import TrainState, train, validation
+from logdepth.training.validation import Validation
 from tests.run_folders import run_config
 from tests.small_models import SMALL_MODELS
 from tests.tiny_corpus import store_of

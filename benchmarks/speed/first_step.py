@@ -16,7 +16,7 @@ from benchmarks.speed.sizes import BOTH_NETS, smoke
 from benchmarks.train import random_stores
 from logdepth.recipes import recipe
 from logdepth.runs import RunFolder
-from logdepth.train import Trainer
+from logdepth.training import Trainer
 
 STEPS = 4
 """Two plain ones, one that is captured, and a replay."""

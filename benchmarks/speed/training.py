@@ -1,6 +1,6 @@
 """Parts: whole training steps (forward, backward, clipping, AdamW) in one CUDA graph, their time and memory.
 
-Weights are float32, arithmetic is bfloat16 by autocast, as in `logdepth.train`; dropout is that of the recipes.
+Weights are float32, arithmetic is bfloat16 by autocast, as in `logdepth.training`; dropout is that of the recipes.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from logdepth.models import LM, ScanLMConfig
 from logdepth.report.table import Spread
 from logdepth.runs import Precision, RunFolder, Weights, device_named
 from logdepth.runs.environment import environment, typed_command
-from logdepth.train import prepared_for
+from logdepth.training import prepared_for
 
 
 @dataclass(frozen=True, kw_only=True)

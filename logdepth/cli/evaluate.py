@@ -16,7 +16,7 @@ from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
 from logdepth.progress import Progress
 from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
-from logdepth.train import prepared_for
+from logdepth.training import prepared_for
 
 UNKNOWN_TO_MENTION = 1e-3
 

@@ -14,7 +14,7 @@ from logdepth.drawing import can_draw
 from logdepth.errors import UserError
 from logdepth.report import Report, write_what_can_be
 from logdepth.reproduce import study_of, work_on
-from logdepth.train import Interrupted
+from logdepth.training import Interrupted
 
 NOT_FINISHED = 3
 """Exit code where something is left to do, or could not be done."""

@@ -16,7 +16,7 @@ from logdepth.cli.train import changed, counting_epochs
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import MACHINE_FIELDS, RunConfig
-from logdepth.train import Interrupted
+from logdepth.training import Interrupted
 
 WITHOUT_BEST = 3
 """Exit code where all trials are over and none was completed."""

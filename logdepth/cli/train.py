@@ -16,7 +16,7 @@ from logdepth.errors import UserError
 from logdepth.progress import in_words
 from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import RunConfig
-from logdepth.train import Interrupted, TrainState, resume, train
+from logdepth.training import Interrupted, TrainState, resume, train
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from logdepth.results import (
 from logdepth.runs import LoadedRun, RunFolder
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, time_model
-from logdepth.train import TrainState, repeatable
+from logdepth.training import TrainState, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1

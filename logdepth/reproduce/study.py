@@ -11,7 +11,7 @@ from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.recipes import changes_in, recipe, rows_of
 from logdepth.runs import RunConfig
-from logdepth.train import with_absolute_paths
+from logdepth.training import with_absolute_paths
 
 SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
 SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -32,7 +32,7 @@ from logdepth.results import (
     write_result,
 )
 from logdepth.runs import RunConfig, RunFolder, TrainConfig, decisive, device_named
-from logdepth.train import (
+from logdepth.training import (
     DivergedError,
     Interrupted,
     Watch,

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import logdepth
-
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The versions, the device and the number of threads in use now, as written to environment.json."""

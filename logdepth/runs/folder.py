@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-import logdepth
 from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json, write_text
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
@@ -29,6 +28,7 @@ from logdepth.models import LanguageModel
 from logdepth.runs.config import RunConfig
 from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.version import __version__
 
 VERSION = 1
 NAMES = 2
@@ -92,7 +92,7 @@ class RunFolder:
         with replacing(self.path / "tokenizer.model") as partial:
             partial.write_bytes(prepared.tokenizer.model)
         write_json(self.path / "environment.json", environment(device) | {"command": typed_command()})
-        saved = {"version": VERSION, "logdepth": logdepth.__version__, "store": prepared.key}
+        saved = {"version": VERSION, "logdepth": __version__, "store": prepared.key}
         write_json(self.path / "config.json", saved | {"config": to_dict(config)})
 
     def config(self) -> RunConfig:

@@ -9,7 +9,7 @@ from optuna.trial import Trial
 from logdepth.progress import Part, Progress
 from logdepth.runs import RunFolder
 from logdepth.sweep.heartbeat import Heartbeat
-from logdepth.train import Watch
+from logdepth.training import Watch
 
 
 class QuietPart(Part):

@@ -35,7 +35,7 @@ from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
 from logdepth.sweep.study import TERMS, TEXT, Search, agree, agree_on, open_study
 from logdepth.sweep.watch import QuietPart, TrialWatch
-from logdepth.train import DivergedError, Interrupted, TrainState, batches_of, checked_and_prepared, resume, train
+from logdepth.training import DivergedError, Interrupted, TrainState, batches_of, checked_and_prepared, resume, train
 
 LOOK_SECONDS = 1.0
 """Between looks at the trials of others."""

@@ -24,14 +24,14 @@ from logdepth.models import LanguageModel, num_parameters
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
-from logdepth.train.checkpoint import Checkpoints, TrainState
-from logdepth.train.interrupt import Interrupted, StopRequest
-from logdepth.train.next_token_loss import NextTokenLoss
-from logdepth.train.optimizer import ModelOptimizer, learning_rate
-from logdepth.train.step import TrainingStep
-from logdepth.train.trackers import open_trackers
-from logdepth.train.validation import Validation
-from logdepth.train.watch import Watch
+from logdepth.training.checkpoint import Checkpoints, TrainState
+from logdepth.training.interrupt import Interrupted, StopRequest
+from logdepth.training.next_token_loss import NextTokenLoss
+from logdepth.training.optimizer import ModelOptimizer, learning_rate
+from logdepth.training.step import TrainingStep
+from logdepth.training.trackers import open_trackers
+from logdepth.training.validation import Validation
+from logdepth.training.watch import Watch
 
 
 class DivergedError(UserError):

@@ -10,10 +10,10 @@ from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
-from logdepth.train.checkpoint import TrainState
-from logdepth.train.loop import Trainer
-from logdepth.train.trackers import check_trackers
-from logdepth.train.watch import Watch
+from logdepth.training.checkpoint import TrainState
+from logdepth.training.loop import Trainer
+from logdepth.training.trackers import check_trackers
+from logdepth.training.watch import Watch
 
 
 def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from logdepth.data import document_bounds
 from logdepth.runs import TrainConfig, arithmetic
-from logdepth.train.optimizer import ModelOptimizer
+from logdepth.training.optimizer import ModelOptimizer
 
 
 class TrainingStep:

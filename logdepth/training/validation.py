@@ -7,7 +7,7 @@ from logdepth.data import TokenStore
 from logdepth.evaluate import Evaluation, evaluate, loss_graphs
 from logdepth.models import LanguageModel
 from logdepth.runs import TrainConfig
-from logdepth.train.checkpoint import TrainState
+from logdepth.training.checkpoint import TrainState
 
 
 class Validation:

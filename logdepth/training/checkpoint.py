@@ -11,7 +11,7 @@ from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import RunFolder
 from logdepth.runs.folder import load_weights
-from logdepth.train.optimizer import ModelOptimizer
+from logdepth.training.optimizer import ModelOptimizer
 
 VERSION = 1
 CHECKPOINT_SHARE = 0.05

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.runs import TrainConfig
-from logdepth.train.muon import Muon
+from logdepth.training.muon import Muon
 
 FLOOR = 1e-3
 """The learning rate at the end of the schedule, as a share of its peak."""
