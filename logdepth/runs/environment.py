@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from logdepth.version import __version__
+
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The versions, the device and the number of threads in use now, as written to environment.json."""
     cuda = device.type == "cuda"
     return {
-        "logdepth": logdepth.__version__,
+        "logdepth": __version__,
         "code": _hash_of_logdepth(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -37,7 +39,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 @cache
 def _hash_of_logdepth() -> str:
     """Cached, because files may change while a run is in progress."""
-    return hash_of_code(Path(logdepth.__file__).parent)
+    return hash_of_code(Path(__file__).parent.parent)
 
 
 def hash_of_code(package: Path) -> str:
