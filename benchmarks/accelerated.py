@@ -54,8 +54,6 @@ def evaluated(out: Path, contexts: tuple[int, ...], device: torch.device) -> lis
         numbers = {}
         for accelerated in (False, True):
             model = RunFolder(out).load("last", device).model
-            if accelerated:
-                model.accelerate()
             result = evaluate(model, test, context=context, accelerate=accelerated)
             numbers["accelerated" if accelerated else "plain"] = result.token_perplexity
         found.append({"context": context, **numbers, "ratio": numbers["accelerated"] / numbers["plain"]})

@@ -1,6 +1,6 @@
 """The Transformers, as fast as we can make them: compiled whole, with the fastest attention that there is for them.
 
-They compute what `logdepth.models.Transformer` computes, with its weights (tests/test_performance.py). FlexAttention is
+They compute what the preset `logdepth.models.TransformerConfig` computes, with its weights (tests/test_performance.py). FlexAttention is
 called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
 the graph in every layer. Sinusoids are added from a table, and under autocast the residual stream is in the dtype of
 the products, as the states of an accelerated scan are.
@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from benchmarks.speed.bench import Bench, Result
 from logdepth.capture import Outputs
-from logdepth.ops.precision import arithmetic_dtype
-from logdepth.ops.cross_entropy import linear_cross_entropy
-from logdepth.models import Transformer, TransformerConfig
-from logdepth.models.attention import causal_attention, sinusoids
+from logdepth.blocks import AttentionBlock, Layout, MLPBlock
+from logdepth.models import LM, TransformerConfig
+from logdepth.ops import linear_cross_entropy, product_dtype
+from logdepth.ops.attention import sinusoids, whole_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Function = Callable[..., Tensor]
@@ -32,7 +32,7 @@ def compiled(bench: Bench, function: Function) -> Function:
     return function if bench.sizes.smoke else torch.compile(function, dynamic=False, fullgraph=True)
 
 
-def positions_for(model: Transformer, length: int) -> Tensor | None:
+def positions_for(model: LM, length: int) -> Tensor | None:
     """What is added to embeddings, `[length, width]`, made once: compiled with the rest, it would be in every pass."""
     if model.config.positions != "sinusoidal":
         return None
@@ -40,31 +40,48 @@ def positions_for(model: Transformer, length: int) -> Tensor | None:
     return sinusoids(torch.arange(length, device=weight.device), weight.shape[1]).to(weight.dtype)
 
 
-def features_of(model: Transformer, tokens: Tensor, positions: Tensor | None, attend: Attend) -> Tensor:
+def features_of(model: LM, tokens: Tensor, positions: Tensor | None, attend: Attend) -> Tensor:
     """What the head multiplies, `[batch, length, width]`."""
-    features = model.embedding(tokens) * math.sqrt(model.config.embed_width)
-    if positions is not None:
-        features = features + positions
-    features = model.embed_dropout(features.to(arithmetic_dtype(features)))
-    for block in model.blocks:
-        attended = attend(*block.attention.project(block.attention_norm(features)))
-        features = block.after_attention(features, attended)
+    features = embedded(model, tokens, positions)
+    features = model.embed_dropout(features.to(product_dtype(features)))
+    for attention, mlp in layers_of(model):
+        features = after_attention(attention, mlp, features, attend(*attention.project(features)))
+    assert model.norm is not None
     normed: Tensor = model.norm(features)
     return normed
 
 
-def forward_function(bench: Bench, model: Transformer, length: int) -> Function:
+def embedded(model: LM, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """The embedding with positions, `[batch, length, width]`."""
+    features: Tensor = model.embedding(tokens) * math.sqrt(model.config.dim)
+    return features if positions is None else features + positions
+
+
+def layers_of(model: LM) -> list[tuple[AttentionBlock, MLPBlock]]:
+    """The blocks of a Transformer in pairs."""
+    blocks = list(model.blocks)
+    return list(zip(blocks[::2], blocks[1::2], strict=True))  # type: ignore[arg-type]
+
+
+def after_attention(attention: AttentionBlock, mlp: MLPBlock, features: Tensor, attended: Tensor) -> Tensor:
+    """The residual stream after a layer, from the result of its attention, `[batch, heads, length, head_width]`."""
+    features = features + attention.dropout(attention.out(attended.transpose(1, 2).flatten(-2)))
+    after: Tensor = mlp(features, None, Layout(features.shape[:2]))[0]
+    return after
+
+
+def forward_function(bench: Bench, model: LM, length: int) -> Function:
     """Tokens to logits."""
     attend, positions = attention_for(bench, model, length), positions_for(model, length)
-    weight = model._head_weight
+    weight = model.head_weight
     return compiled(bench, lambda tokens: F.linear(features_of(model, tokens, positions, attend), weight))
 
 
-def loss_functions(bench: Bench, model: Transformer, length: int) -> dict[str, Function]:
+def loss_functions(bench: Bench, model: LM, length: int) -> dict[str, Function]:
     """Inputs and targets to the mean loss, by what computes the loss: one compilation of the layers serves both."""
     attend, positions = attention_for(bench, model, length), positions_for(model, length)
     features = compiled(bench, lambda tokens: features_of(model, tokens, positions, attend))
-    weight = model._head_weight
+    weight = model.head_weight
 
     def of_all_logits(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(rows, weight).float(), targets)
@@ -77,11 +94,11 @@ def loss_functions(bench: Bench, model: Transformer, length: int) -> dict[str, F
     return {name: with_head(head) for name, head in heads.items()}
 
 
-def attention_for(bench: Bench, model: Transformer, length: int) -> Attend:
+def attention_for(bench: Bench, model: LM, length: int) -> Attend:
     """Causal attention over rows of one length."""
-    if model.slopes is None or bench.sizes.smoke:
-        return lambda queries, keys, values: causal_attention(queries, keys, values, model.slopes, "sdpa")
-    slopes: Tensor = model.slopes
+    slopes = layers_of(model)[0][0].slopes
+    if slopes is None or bench.sizes.smoke:
+        return lambda queries, keys, values: whole_attention(queries, keys, values, slopes=slopes)
     return flex_alibi(slopes.float(), length)  # distances in bfloat16 would be wrong from 256 on
 
 

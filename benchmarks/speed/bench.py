@@ -92,7 +92,7 @@ class Bench:
 
     def captured(self, function: Callable[..., Any], *, ours: bool) -> Captured:
         """A function as a CUDA graph. Where there can be none, ours is timed as it is; theirs fails, to be fair."""
-        return Captured(function, say=self.note if ours else _refuse)
+        return Captured(function, on_warning=self.note if ours else _refuse)
 
     def note(self, why: str) -> None:
         """Goes into the result that is being measured."""

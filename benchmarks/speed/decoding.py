@@ -12,7 +12,8 @@ from benchmarks.speed.bench import Bench, Piece, Result, spread_of
 from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
 from logdepth.decoding import Decoder
-from logdepth.models import ScanLM, ScanLMState, Transformer
+from logdepth.acceleration import acceleration_in_words
+from logdepth.models import LM, LMState
 
 SLOW_CHUNK = 0.25
 """Seconds of the fastest chunk from which on half of them must do: the whole benchmark has six minutes."""
@@ -33,20 +34,19 @@ def measure(bench: Bench) -> Iterator[Piece]:
 @torch.inference_mode()
 def _ours(bench: Bench, case: Decoding) -> Result:
     torch.manual_seed(0)
-    model = ScanLM(bench.sizes.ours[BOTH_NETS], bench.sizes.vocab_size)
+    model = bench.sizes.ours[BOTH_NETS].build(bench.sizes.vocab_size)
     bench.low(model)
-    reason = model.accelerate()
     state = _prefilled(bench, model, case)
-    decoder = Decoder(model, state, graphs=bench.cuda, say=bench.note)
+    decoder = Decoder(model, state, graphs=bench.cuda, on_warning=bench.note)
 
     def step(tokens: Tensor) -> Tensor:
         return torch.argmax(decoder.step(tokens), -1, out=decoder.tokens)
 
     result = _timed(bench, step, case.batch, WARM_CHUNKS["ours"])
-    return {**result, "state_bytes": decoder.nbytes, "backend": reason or "fused"}
+    return {**result, "state_bytes": decoder.nbytes, "backend": acceleration_in_words(model, True)}
 
 
-def _prefilled(bench: Bench, model: ScanLM, case: Decoding) -> ScanLMState:
+def _prefilled(bench: Bench, model: LM, case: Decoding) -> LMState:
     """The state after random tokens, in parts that fit: logits of a part are made too."""
     state = model.init_state(case.batch)
     together = case.absorbed - case.spread
@@ -65,7 +65,7 @@ def _prefilled(bench: Bench, model: ScanLM, case: Decoding) -> ScanLMState:
 @torch.inference_mode()
 def _theirs(bench: Bench, name: str, case: Decoding) -> Result:
     torch.manual_seed(0)
-    model = Transformer(bench.sizes.theirs[name], bench.sizes.vocab_size)
+    model = bench.sizes.theirs[name].build(bench.sizes.vocab_size)
     bench.low(model)
     cached = CachedTransformer(model, case.batch, case.absorbed)
 

@@ -10,7 +10,7 @@ from benchmarks.speed.baselines import fastest_attention, fastest_whole, forward
 from benchmarks.speed.bench import Bench, Piece, Result
 from benchmarks.speed.products import forward_products, run_of, total_flops
 from benchmarks.speed.sizes import SINUSOIDAL_8
-from logdepth.models import ScanLM, Transformer
+from logdepth.acceleration import acceleration_in_words
 
 
 def measure(bench: Bench) -> Iterator[Piece]:
@@ -31,14 +31,13 @@ def _facts(name: str, batch: int, context: int) -> Result:
 def _ours(bench: Bench, name: str, batch: int, context: int) -> Result:
     config, vocab_size = bench.sizes.ours[name], bench.sizes.vocab_size
     torch.manual_seed(0)
-    model = bench.low(ScanLM(config, vocab_size))
-    reason = model.accelerate()
+    model = bench.low(config.build(vocab_size))
     inputs = [(tokens,) for tokens in bench.tokens(vocab_size, batch, context)]
-    with model.weights_held():  # as in an evaluation: leaves are computed once, and kept
+    with model.frozen_weights():  # as in an evaluation: leaves are computed once, and kept
         times = bench.time(bench.captured(_inference(model), ours=True), inputs)
+    result = {**times, "backend": acceleration_in_words(model, True)}
     del model
     bench.clear()
-    result = {**times, "backend": reason or "fused"}
     for each_token in (False, True):
         products = forward_products(
             config, vocab_size, batch, context, each_token=each_token, leaves_kept=not each_token
@@ -54,8 +53,7 @@ def _ours(bench: Bench, name: str, batch: int, context: int) -> Result:
 def _theirs(bench: Bench, name: str, batch: int, context: int) -> Result:
     config, vocab_size = bench.sizes.theirs[name], bench.sizes.vocab_size
     torch.manual_seed(0)
-    model = bench.low(Transformer(config, vocab_size))
-    assert isinstance(model, Transformer)
+    model = bench.low(config.build(vocab_size))
     inputs = [(tokens,) for tokens in bench.tokens(vocab_size, batch, context)]
 
     def times() -> Result:

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.models import Transformer
+from benchmarks.speed.baselines import after_attention, embedded, layers_of
+from logdepth.models import LM
+from logdepth.ops.attention import sinusoids
 
 
 class CachedTransformer:
     """Tokens `[batch]` to the likeliest next ones; keys and values of `absorbed` tokens a row lie in the cache."""
 
-    def __init__(self, model: Transformer, batch: int, absorbed: int) -> None:
-        config, weight = model.config, model.embedding.weight
+    def __init__(self, model: LM, batch: int, absorbed: int) -> None:
+        weight, self.layers = model.embedding.weight, layers_of(model)
         self.model = model
-        shape = (batch, config.num_heads, absorbed, config.embed_width // config.num_heads)
+        heads = self.layers[0][0].config.heads
+        shape = (batch, heads, absorbed, model.config.dim // heads)
         self.caches = [
-            tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(2)) for _ in model.blocks
+            tuple(torch.randn(shape, device=weight.device, dtype=weight.dtype) for _ in range(2)) for _ in self.layers
         ]
         self.absorbed = absorbed
         self.position = torch.full((1,), absorbed, device=weight.device)
@@ -35,13 +38,15 @@ class CachedTransformer:
     def logits(self, tokens: Tensor) -> Tensor:
         """`[batch, vocab]`; the cache and the position go on by one token."""
         model = self.model
-        features = model._embed(tokens[:, None], self.position)
+        positions = sinusoids(self.position, model.config.dim) if model.config.positions == "sinusoidal" else None
+        features = embedded(model, tokens[:, None], positions)
         place = self.position % self.absorbed
-        for block, (keys, values) in zip(model.blocks, self.caches, strict=True):
-            query, key, value = block.attention.project(block.attention_norm(features))
+        for (attention, mlp), (keys, values) in zip(self.layers, self.caches, strict=True):
+            query, key, value = attention.project(features)
             keys[:, :, place] = key
             values[:, :, place] = value
             attended = F.scaled_dot_product_attention(query, keys, values)
-            features = block.after_attention(features, attended)
+            features = after_attention(attention, mlp, features, attended)
         self.position.add_(1)
-        return model._logits(features)[:, 0]
+        assert model.norm is not None
+        return model.logits(model.norm(features))[:, 0]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from logdepth.models import ScanLM, ScanLMConfig
+from logdepth.blocks import PaperLayer
+from logdepth.models import ScanLMConfig
 from logdepth.scanning import Operator, scan
 
 
@@ -56,11 +57,12 @@ def forward_products(
     with `each_token`, they are computed for every token all the same. With `leaves_kept` they are there already.
     """
     with torch.device("meta"):
-        model = ScanLM(config, vocab_size)
+        model = config.build(vocab_size)
     tokens = batch * length
     up, down = merged_rows(batch, length)
     rows: Counter[nn.Linear] = Counter()
-    for number, layer in enumerate(model.layers):
+    for number, layer in enumerate(model.blocks):
+        assert isinstance(layer, PaperLayer)
         leaves = tokens if each_token or number else 0 if leaves_kept else min(tokens, vocab_size)
         operators = layer.operators()
         upward, downward = operators if isinstance(operators, tuple) else (operators, operators)

@@ -14,7 +14,8 @@ from benchmarks.speed.baselines import Function, fastest_attention, loss_functio
 from benchmarks.speed.bench import Bench, Piece, Result, in_short
 from benchmarks.speed.products import forward_products, run_of, total_flops
 from benchmarks.speed.sizes import LARGE, SINUSOIDAL_8
-from logdepth.models import ScanLM, ScanLMConfig, Transformer
+from logdepth.acceleration import acceleration_in_words
+from logdepth.models import ScanLMConfig
 
 LEARNING_RATE, CLIP = 1e-4, 1.0
 
@@ -60,11 +61,11 @@ def _measure_theirs(bench: Bench, name: str, batch: int, context: int) -> None:
     facts = {"model": name, "batch": batch, "context": context, "tokens": batch * context}
     before = bench.allocated()
     torch.manual_seed(0)
-    model = Transformer(config, vocab_size).to(bench.device)
+    model = config.build(vocab_size).to(bench.device)
     try:
         with fastest_attention(bench, config, batch, context, backward=True) as attention:
             for loss, function in loss_functions(bench, model, context).items():
-                work = partial(_step_times, bench, model, function, vocab_size, batch, context, before)
+                work = partial(_step_times, bench, model, function, vocab_size, batch, context, before, ours=False)
                 bench.attempt(work, keep_compiled=True, **facts, loss=loss, **attention)
     except Exception as error:  # of the choice of attention: the other Transformers are still worth having
         bench.record({**facts, "failed": in_short(error)})
@@ -75,10 +76,9 @@ def _measure_theirs(bench: Bench, name: str, batch: int, context: int) -> None:
 def _ours(bench: Bench, config: ScanLMConfig, vocab_size: int, batch: int, context: int) -> Result:
     before = bench.allocated()
     torch.manual_seed(0)
-    model = ScanLM(config, vocab_size).to(bench.device)
-    reason = model.accelerate()
-    result = _step_times(bench, model, model.loss, vocab_size, batch, context, before)
-    result["backend"] = reason or "fused"
+    model = config.build(vocab_size).to(bench.device)
+    result = _step_times(bench, model, model.loss, vocab_size, batch, context, before, ours=True)
+    result["backend"] = acceleration_in_words(model, True)
     del model
     bench.clear()
     for each_token in (False, True):
@@ -92,12 +92,12 @@ def _ours(bench: Bench, config: ScanLMConfig, vocab_size: int, batch: int, conte
 
 
 def _step_times(
-    bench: Bench, model: nn.Module, loss: Function, vocab_size: int, batch: int, context: int, before: int
+    bench: Bench, model: nn.Module, loss: Function, vocab_size: int, batch: int, context: int, before: int, *, ours: bool
 ) -> Result:
     """`before`: bytes that something else has left allocated when there was no model yet; its peak is without them."""
     model.train()
     inputs = [(windows,) for windows in bench.tokens(vocab_size, batch, context + 1)]
-    step = bench.captured(training_step(bench, model, loss), ours=isinstance(model, ScanLM))
+    step = bench.captured(training_step(bench, model, loss), ours=ours)
     bench.forget_peak()
     step(*inputs[0])
     whole = bench.peak()

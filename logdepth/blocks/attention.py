@@ -106,7 +106,7 @@ class AttentionBlock(Block):
         self, x: Tensor, state: "KeyValueState | StaticKeyValues | None", layout: Layout
     ) -> tuple[Tensor, "KeyValueState | StaticKeyValues"]:
         config = self.config
-        queries, keys, values = self._project(layout.to_rows(x))
+        queries, keys, values = self.project(layout.to_rows(x))
         positions = layout.row_positions(x.device)
         if config.positions == "rope":
             queries, keys = rotated(queries, positions), rotated(keys, positions)
@@ -148,7 +148,7 @@ class AttentionBlock(Block):
         alibi = self.slopes is not None
         return backend_in_words(self._backend(weight.device), slopes=alibi, window=self.config.window, queries=queries)
 
-    def _project(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[rows, heads, length, head_width]` each."""
         projected = self.into_heads(self.norm(rows)).unflatten(-1, (3, self.config.heads, -1))
         queries, keys, values = (one.transpose(1, 2) for one in projected.unbind(-3))
