@@ -48,6 +48,8 @@ class TimedTrainer(Trainer):
         self.step_seconds: list[float] = []
         self.model_seconds: list[float] = []
         self.checkpoint_seconds = 0.0
+        if self.captured is None:  # nothing can be waited for in a capture
+            self._untimed_step, self.training_step = self.training_step, self._timed_step
 
     def _step(self) -> None:
         self.in_model = 0.0
@@ -56,11 +58,9 @@ class TimedTrainer(Trainer):
         self.step_seconds.append(self._now() - start)
         self.model_seconds.append(self.in_model)
 
-    def _gradients_and_update(self, windows: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        if self.captured is not None:  # a capture cannot synchronise
-            return super()._gradients_and_update(windows, rate)
+    def _timed_step(self, windows: Tensor, rate: float | Tensor) -> tuple[Tensor, Tensor]:
         start = self._now()
-        loss_and_norm = super()._gradients_and_update(windows, rate)
+        loss_and_norm = self._untimed_step(windows, rate)
         self.in_model += self._now() - start
         return loss_and_norm
 

@@ -58,6 +58,22 @@ def test_interrupted_and_resumed_ends_in_the_same_bits(
     same_files(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_runs_from_before_a_field_was_added_resume(corpus: Path, tmp_path: Path) -> None:
+    """A config.json need not have every field: those that it does not have take their defaults."""
+    config = run_config(corpus)
+    train(config, tmp_path / "whole")
+    with interrupted_at(7, signal.SIGINT):
+        train(config, tmp_path / "parts")
+    file = tmp_path / "parts" / "config.json"
+    saved = json.loads(file.read_text())
+    for name in ("optimizer", "muon_learning_rate", "muon_momentum", "schedule", "decay_fraction"):
+        del saved["config"]["train"][name]
+    file.write_text(json.dumps(saved))
+    assert RunFolder(tmp_path / "parts").config() == config
+    resume(tmp_path / "parts")
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_an_interrupted_validation_is_made_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(corpus)
     train(config, tmp_path / "whole")

@@ -11,6 +11,7 @@ import torch
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
 from logdepth.training import batches_of, train
+from logdepth.training.optimizer import learning_rate
 from tests.run_folders import measured, run_config, same_files
 from tests.small_models import SCAN, SMALL_MODELS
 from tests.tiny_corpus import store_of, write_corpus
@@ -25,6 +26,16 @@ def test_every_model_learns(name: str, corpus: Path, tmp_path: Path) -> None:
     assert state.best_loss < first - 0.5
     assert state.best_loss < math.log(96) - 1
     assert state.finished == "all steps done"
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "deep", "transformer-alibi"])
+def test_muon_learns_on_either_schedule(name: str, corpus: Path, tmp_path: Path) -> None:
+    config = run_config(corpus, SMALL_MODELS[name], max_steps=60, evaluate_every=30, optimizer="muon", schedule="wsd")
+    assert train(config, tmp_path).best_loss < math.log(96) - 1
+    rates = {line["step"]: line["learning_rate"] for line in measured(tmp_path) if line["kind"] == "train"}
+    assert rates == {step: learning_rate(config.train, step - 1, 60) for step in rates}
+    assert rates[48] == 1e-2
+    assert rates[60] == pytest.approx(1e-5)
 
 
 def test_a_run_folder_has_everything(corpus: Path, tmp_path: Path) -> None:
