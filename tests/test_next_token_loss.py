@@ -32,6 +32,7 @@ def test_its_parameters_are_those_of_the_model() -> None:
     assert [id(one) for one in NextTokenLoss(model).parameters()] == [id(one) for one in model.parameters()]
 
 
+@pytest.mark.filterwarnings("default")  # the compiler warns of its own internals
 def test_ddp_and_compile_wrap_it() -> None:
     model = SMALL_MODELS["sinusoidal-untied"].build(VOCAB)
     loss, tokens = NextTokenLoss(model), torch.randint(VOCAB, (2, 9))
