@@ -32,12 +32,17 @@ from logdepth.recipes import recipe
 from logdepth.runs import RunFolder
 from logdepth.training import Trainer
 
+COUNTED_STEP, VOCAB_SIZE = 1, 32
 PACKAGE = ROOT / "logdepth"
 MODELS = {
     "scan": ScanLMConfig(embed_width=16, operator=GRCConfig(width=16)),
     "transformer": recipe("pydocs-transformer-alibi").model,
     "hybrid": recipe("pydocs-hybrid").model,
 }
+
+
+class CountedError(Exception):
+    """Ends a run when its step was counted."""
 
 
 class CountingTrainer(Trainer):
@@ -47,11 +52,13 @@ class CountingTrainer(Trainer):
     files: set[Path]
 
     def _step(self) -> None:
+        if self.state.step < COUNTED_STEP:
+            super()._step()
+            return
         with kernels(self.by_kernels):
-            if self.state.step == 2:
-                self._count()
-            else:
-                super()._step()
+            super()._step()  # once, for what is set up lazily
+            self._count()
+        raise CountedError
 
     def _count(self) -> None:
         self.files = found = set[Path]()
@@ -77,12 +84,12 @@ def files_of(model: str, accelerated: bool) -> list[Path]:
     )
     config = dataclasses.replace(config, model=MODELS[model], train=train)
     with tempfile.TemporaryDirectory() as folder:
-        prepared = random_stores(Path(folder), config.data.tokenizer.vocab_size)
+        prepared = random_stores(Path(folder), VOCAB_SIZE)
         out = RunFolder(Path(folder) / "run")
         trainer = CountingTrainer(out, config, prepared, torch.device("cpu"))
         trainer.by_kernels = accelerated
         out.create(config, prepared, torch.device("cpu"))
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(CountedError):
             trainer.run()
     return sorted(one for one in trainer.files if one.is_relative_to(PACKAGE))
 

@@ -142,7 +142,7 @@ def all_captured() -> Iterator[list[bool]]:
         patch.setattr(Trainer, "_step", looking)
         yield seen
     seen += last.values()
-    graphs = [one for trainer in last for one in (trainer.captured, trainer.captured_validation) if one is not None]
+    graphs = [one for trainer in last for one in (trainer.captured, trainer.validation.captured) if one is not None]
     assert not any(one.recordings for one in graphs)  # memory is given back
 
 

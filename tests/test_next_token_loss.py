@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from logdepth.training import NextTokenLoss
 from tests.small_models import SMALL_MODELS, VOCAB
@@ -28,3 +30,27 @@ def test_it_is_the_mean_cross_entropy_of_the_models_logits(name: str) -> None:
 def test_its_parameters_are_those_of_the_model() -> None:
     model = SMALL_MODELS["sinusoidal-untied"].build(VOCAB)
     assert [id(one) for one in NextTokenLoss(model).parameters()] == [id(one) for one in model.parameters()]
+
+
+@pytest.mark.filterwarnings("default")  # the compiler warns of its own internals
+def test_ddp_and_compile_wrap_it() -> None:
+    model = SMALL_MODELS["sinusoidal-untied"].build(VOCAB)
+    loss, tokens = NextTokenLoss(model), torch.randint(VOCAB, (2, 9))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def gradients(module: nn.Module) -> list[Tensor]:
+        torch.autograd.backward(module(inputs, targets))
+        found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        model.zero_grad(set_to_none=True)
+        return found
+
+    expected = gradients(loss)
+    assert len(expected) == len(list(model.parameters()))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = [DistributedDataParallel(loss), torch.compile(loss, backend="eager")]
+        for module in wrapped:
+            for left, right in zip(gradients(module), expected, strict=True):
+                torch.testing.assert_close(left, right)
+    finally:
+        distributed.destroy_process_group()

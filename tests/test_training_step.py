@@ -10,11 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from logdepth.training import train
-from logdepth.training.optimizer import learning_rate
+from logdepth.data import Batches
+from logdepth.runs import TrainConfig
+from logdepth.training import NextTokenLoss, train
+from logdepth.training.optimizer import ModelOptimizer, learning_rate
 from logdepth.training.step import TrainingStep
 from tests.run_folders import measured, run_config, same_files
-from tests.small_models import SCAN, SMALL_MODELS
+from tests.small_models import SCAN, SMALL_MODELS, VOCAB
+from tests.tiny_corpus import store_of
 
 
 def test_micro_batches_give_the_gradient_of_the_batch(corpus: Path, tmp_path: Path) -> None:
@@ -87,3 +90,27 @@ def test_bfloat16_learns_too(name: str, corpus: Path, tmp_path: Path) -> None:
     state = train(run_config(corpus, SMALL_MODELS[name], max_steps=40, precision="bfloat16"), tmp_path)
     assert state.best_loss < math.log(96) - 1
     assert {tensor.dtype for tensor in load_file(tmp_path / "last.safetensors").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("separator", [None, 2])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_mean_gradient_of_all_ranks_is_that_of_the_batch(separator: int | None, world_size: int) -> None:
+    """So that averaging over ranks, as DDP and FSDP do, trains as one rank alone."""
+    model = SMALL_MODELS["sinusoidal-untied"].build(VOCAB)
+    config = TrainConfig(device="cpu")
+    step = TrainingStep(NextTokenLoss(model), ModelOptimizer(model, config), config, separator)
+    store = store_of(torch.randint(VOCAB, (600,)).tolist(), separator=2)
+
+    def loss_and_gradients(rank: int, world_size: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        batches = Batches(store, batch_size=8, context=16, seed=0, rank=rank, world_size=world_size)
+        loss = step._accumulate_gradients(torch.from_numpy(batches.at(3)))
+        found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        model.zero_grad(set_to_none=True)
+        return loss, found
+
+    loss, whole = loss_and_gradients(0, 1)
+    losses, parts = zip(*(loss_and_gradients(rank, world_size) for rank in range(world_size)), strict=True)
+    torch.testing.assert_close(torch.stack(losses).mean(), loss)
+    assert len(whole) == len(list(model.parameters()))
+    for one, shares in zip(whole, zip(*parts, strict=True), strict=True):
+        torch.testing.assert_close(torch.stack(shares).mean(dim=0), one, rtol=1e-4, atol=1e-6)

@@ -27,15 +27,13 @@ class TrainConfig:
     betas: tuple[float, ...] = (0.9, 0.999)
     """AdamW betas (β1, β2)."""
     muon_learning_rate: float | None = None
-    """Peak learning rate of Muon, on AdamW's scale: the root mean square of an update is about 0.2 times the rate, as
-    is typical of AdamW. By default, the learning rate of AdamW."""
+    """Peak learning rate of Muon, on AdamW's scale: an update has an RMS of about 0.2 × rate. By default, AdamW's."""
     muon_momentum: float = 0.95
     """Momentum of Muon, from 0 to below 1."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """Learning rate after the warm-up: cosine falls along a cosine, wsd (warm-up, stable, decay) stays at its peak and
-    then falls linearly. Both end at a thousandth of the peak."""
+    """How the learning rate falls to a thousandth of its peak. cosine: after the warm-up. wsd: linearly, at the end."""
     decay_fraction: float = 0.2
-    """Share of all steps in which the schedule wsd decays, above 0 and at most 1. The schedule cosine ignores it."""
+    """Share of all steps over which wsd decays, above 0 and at most 1. Ignored with cosine."""
     warmup_steps: int = 0
     """Number of steps in which the learning rate rises linearly from zero to its peak."""
     epochs: int = 50
