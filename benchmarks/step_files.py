@@ -1,4 +1,4 @@
-"""How much code a reader crosses to follow one training step: the files of the package that it executes, and their lines.
+"""How much code a reader crosses to follow one training step: the files that it executes, and their lines.
 
     python benchmarks/step_files.py                 # plain, and by kernels in Triton's interpreter
 

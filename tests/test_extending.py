@@ -33,13 +33,13 @@ sys.exit(main(["reproduce", sys.argv[1], *sys.argv[3:]]))
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project in which the document's three files and entries are made."""
+    """A copy of the project with the document's files and entries."""
     folder = tmp_path_factory.mktemp("project")
     for part in ("logdepth", "tests", "docs"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / part, folder / part)
-    assert len(FILES) == len(ENTRIES) == 3
+    assert len(FILES) == len(ENTRIES) == 4
     for (name, code), (table, where, entry, _, config) in zip(FILES.items(), ENTRIES, strict=True):
         (folder / name).write_text(textwrap.dedent(code))
         module = name.removesuffix(".py").replace("/", ".")
@@ -78,10 +78,19 @@ def test_recipes_and_corpora_list_them(project: Path) -> None:
     ("name", "files", "least"),
     [
         ("highway", ("test_operators", "test_models"), 12),
-        ("gru", ("test_models", "test_evaluate", "test_generate", "test_sweep", "test_config"), 20),
+        ("gru", ("test_blocks", "test_models", "test_evaluate", "test_generate", "test_sweep", "test_config"), 20),
         ("fables", ("test_corpora",), 2),
     ],
 )
+def test_a_hybrid_is_one_line(project: Path, tmp_path: Path) -> None:
+    blocks = ["--model.blocks", "gru:width=24", "scan:operator=highway,heads=2", "attention:heads=2,window=8", "mlp"]
+    steps = ["--train.max-steps", "2", "--train.evaluate-every", "2", "--train.batch-size", "2", "--train.context", "16"]
+    sizes = ["--model.dim", "16", "--data.tokenizer.vocab-size", "300", "--train.device", "cpu"]
+    run(project, "-m", "logdepth", "train", "pydocs-hybrid", *blocks, *sizes, *steps, "--out", str(tmp_path / "run"))
+    text = run(project, "-m", "logdepth", "generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "3")
+    assert text.startswith("The")
+
+
 def test_their_laws_are_tested(project: Path, name: str, files: tuple[str, ...], least: int) -> None:
     """Some of the files, to be quick; the document's command runs all of them."""
     chosen = [f"tests/{file}.py" for file in files]

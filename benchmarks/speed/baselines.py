@@ -1,7 +1,7 @@
 """The Transformers, as fast as we can make them: compiled whole, with the fastest attention that there is for them.
 
-They compute what the preset `logdepth.models.TransformerConfig` computes, with its weights (tests/test_performance.py). FlexAttention is
-called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
+They compute what the preset `logdepth.models.TransformerConfig` computes, with its weights
+(tests/test_performance.py). FlexAttention is called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
 the graph in every layer. Sinusoids are added from a table, and under autocast the residual stream is in the dtype of
 the products, as the states of an accelerated scan are.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.speed.bench import Bench, Result
-from logdepth.capture import Outputs
 from logdepth.blocks import AttentionBlock, Layout, MLPBlock
+from logdepth.capture import Outputs
 from logdepth.models import LM, TransformerConfig
 from logdepth.ops import linear_cross_entropy, product_dtype
 from logdepth.ops.attention import sinusoids, whole_attention

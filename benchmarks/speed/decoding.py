@@ -11,8 +11,8 @@ from benchmarks.speed.baselines import compiled, fastest_whole
 from benchmarks.speed.bench import Bench, Piece, Result, spread_of
 from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.sizes import BOTH_NETS, SINUSOIDAL, SINUSOIDAL_8, Decoding
-from logdepth.decoding import Decoder
 from logdepth.acceleration import acceleration_in_words
+from logdepth.decoding import Decoder
 from logdepth.models import LM, LMState
 
 SLOW_CHUNK = 0.25

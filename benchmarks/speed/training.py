@@ -92,7 +92,15 @@ def _ours(bench: Bench, config: ScanLMConfig, vocab_size: int, batch: int, conte
 
 
 def _step_times(
-    bench: Bench, model: nn.Module, loss: Function, vocab_size: int, batch: int, context: int, before: int, *, ours: bool
+    bench: Bench,
+    model: nn.Module,
+    loss: Function,
+    vocab_size: int,
+    batch: int,
+    context: int,
+    before: int,
+    *,
+    ours: bool,
 ) -> Result:
     """`before`: bytes that something else has left allocated when there was no model yet; its peak is without them."""
     model.train()

@@ -100,6 +100,18 @@ class Layout:
         """Rows `[rows, length, …]` in the shape of the tokens again."""
         return rows.flatten(0, 1).index_select(0, self._index(rows.device)) if self.packed else rows
 
+    def latest(self, entries: Tensor, count: int) -> Tensor:
+        """The last `count` entries of each row, `[rows, count, …]`: what a block keeps that remembers so many.
+
+        `entries` holds `count` earlier ones and then the new ones, `[rows, count + length, …]`.
+        """
+        if self.lengths is None and not self.packed:
+            return entries[:, entries.shape[1] - count :]
+        index = self._on("new", entries.device, lambda: torch.from_numpy(self.new))[:, None]
+        index = index + torch.arange(count, device=entries.device)
+        index = index.view(*index.shape, *(1,) * (entries.ndim - 2)).expand(-1, -1, *entries.shape[2:])
+        return entries.gather(1, index)
+
     def _index(self, device: torch.device) -> Tensor:
         """Where each packed token lies among the flattened rows."""
         return self._on("index", device, self._packed_index)

@@ -25,15 +25,7 @@ class ShortConv(nn.Module):
         out = rows.new_zeros(rows.shape)
         for tap in range(self.size):  # the last tap is the token itself
             out = torch.addcmul(out, window[:, tap : tap + length], self.weight[tap].to(rows.dtype))
-        return layout.from_rows(F.silu(out)), TensorState((self._last(window, layout),))
+        return layout.from_rows(F.silu(out)), TensorState((layout.latest(window, self.size - 1),))
 
     def init_state(self, batch: int) -> TensorState:
         return TensorState((self.weight.new_zeros(batch, self.size - 1, self.width),))
-
-    def _last(self, window: Tensor, layout: Layout) -> Tensor:
-        """The last inputs of each row, `[rows, size - 1, width]`."""
-        if layout.lengths is None and not layout.packed:
-            return window[:, window.shape[1] - (self.size - 1) :]
-        ends = torch.from_numpy(layout.new).to(window.device)[:, None]
-        index = ends + torch.arange(self.size - 1, device=window.device)
-        return window.gather(1, index[..., None].expand(-1, -1, self.width))
