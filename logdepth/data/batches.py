@@ -1,4 +1,4 @@
-"""Training batches: windows of consecutive tokens, in an order that (seed, step) alone decides."""
+"""Training batches: windows of consecutive tokens. The seed and the step fully determine a batch."""
 
 import functools
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ Window = NDArray[np.int64]
 
 
 class Batches:
-    """Every epoch visits each window of `context` tokens at most once, shuffled anew; any step can be replayed.
+    """Shuffled windows of `context` tokens. An epoch visits each window at most once; `at` returns any step's batch.
 
-    Windows start at multiples of `context`; where they are `shifted`, as far behind these as each epoch draws anew.
+    Windows start at multiples of `context`. With `shifted`, each epoch adds a random offset below `context` to all
+    starts.
     """
 
     def __init__(self, store: TokenStore, *, batch_size: int, context: int, seed: int, shifted: bool = False) -> None:
@@ -29,10 +30,10 @@ class Batches:
                 f"the {info.split} split of '{info.corpus}' has {info.tokens:,} tokens, fewer than one batch of "
                 f"{batch_size} × {context} + {self.num_shifts}; lower --train.batch-size or --train.context"
             )
-        self.windows = sliding_window_view(store.tokens, context + 1)  # a view; nothing is read yet
+        self.windows = sliding_window_view(store.tokens, context + 1)  # a view: reads no tokens
 
     def at(self, step: int) -> Window:
-        """The batch of a step: `[batch_size, context + 1]`, inputs and targets shifted by one."""
+        """Return the batch of a step, `[batch_size, context + 1]`: the inputs and, shifted by one, their targets."""
         epoch, number = divmod(step, self.steps_per_epoch)
         windows = self.windows[_shift(self.num_shifts, self.seed, epoch) :: self.context]
         order = _order(len(windows), self.seed, epoch)
@@ -41,7 +42,7 @@ class Batches:
 
 
 def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
-    """cu_seqlens of the flattened windows `[batch, length]`: documents end with a separator, and at a row's end."""
+    """Return cu_seqlens of the flattened windows `[batch, length]`. Documents end at separators and at row ends."""
     ends = inputs == separator
     ends[:, -1] = True
     return [0, *(np.flatnonzero(ends) + 1).tolist()]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from logdepth.data import CORPORA, Prepared, TokenStore
-from logdepth.data.cache import key_of
+from logdepth.data.cache import cache_key
 from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
 from logdepth.models import num_parameters
@@ -155,7 +155,7 @@ def name_of_machine(device: torch.device) -> str:
     """Part of a file's name: the device, and a hash of what else decides how fast it is."""
     facts = environment(device)
     decides = [facts[name] for name in ("platform", "processor", "cores", "threads", "device", "torch", "cuda")]
-    return f"{slug(str(facts['device']))}-{key_of(decides)[:6]}"
+    return f"{slug(str(facts['device']))}-{cache_key(decides)[:6]}"
 
 
 def _evaluations(
