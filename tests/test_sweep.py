@@ -18,7 +18,7 @@ from logdepth.recipes import recipe
 from logdepth.runs import RunFolder
 from logdepth.sweep import Search, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
-from logdepth.sweep.study import TERMS, agree
+from logdepth.sweep.study import TERMS, check_terms
 from tests.command_line import refused
 from tests.run_folders import measured
 from tests.sweep_processes import (
@@ -61,12 +61,12 @@ def test_the_ledger_follows_the_first_retry_and_drops_the_others() -> None:
     assert [one.number for one in ledger.latest(running)] == [4, 6]
     assert [one.number for one in ledger.latest(failed)] == [7]
     assert ledger.latest(waiting) == []
-    assert ledger.dropped(3, limit=9) == "another goes on with the same trial"
-    assert ledger.dropped(4, limit=1) is None
-    assert ledger.dropped(6, limit=3) is None
-    assert ledger.dropped(6, limit=2) == "the study has 2 trials"
-    assert ledger.is_over(1)
-    assert not ledger.is_over(2)
+    assert ledger.reason_to_drop(3, limit=9) == "another attempt continues the same trial"
+    assert ledger.reason_to_drop(4, limit=1) is None
+    assert ledger.reason_to_drop(6, limit=3) is None
+    assert ledger.reason_to_drop(6, limit=2) == "the study has 2 trials"
+    assert ledger.is_finished(1)
+    assert not ledger.is_finished(2)
 
 
 def test_only_deaths_are_counted_as_deaths() -> None:
@@ -76,12 +76,10 @@ def test_only_deaths_are_counted_as_deaths() -> None:
     assert retry_of(stopped)[1]["deaths"] == 1
 
 
-def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_dead_when_its_heartbeat_stops_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
-    vigil = heartbeat.Vigil(tmp_path, grace=10)
+    monitor = heartbeat.LivenessMonitor(tmp_path, grace=10)
     elsewhere: dict[str, Any] = {"worker": ["another machine", "its worker"]}
     beats = {1: [1, 1, 1, 1], 2: [1, 2, 3, 3], 3: [None, None, None, None]}
     found = []
@@ -90,7 +88,7 @@ def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
         dead = [
             number
             for number, one in beats.items()
-            if vigil.is_dead(attempt(number, TrialState.RUNNING, beat=one[look], **elsewhere))
+            if monitor.is_dead(attempt(number, TrialState.RUNNING, beat=one[look], **elsewhere))
         ]
         found.append(dead)
     assert found == [[], [], [], [1, 3]]
@@ -98,24 +96,24 @@ def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
 
 def test_workers_of_one_machine_share_its_cores(tmp_path: Path) -> None:
     workers = tmp_path / "workers"
-    with heartbeat.signed_in(workers):
-        assert heartbeat.number_alive(workers) == 1
-        with heartbeat.signed_in(workers):
-            assert heartbeat.number_alive(workers) == 2
+    with heartbeat.registered_worker(workers):
+        assert heartbeat.count_alive(workers) == 1
+        with heartbeat.registered_worker(workers):
+            assert heartbeat.count_alive(workers) == 2
         (workers / "dead").touch()
-        assert heartbeat.number_alive(workers) == 1
+        assert heartbeat.count_alive(workers) == 1
 
 
 def test_on_one_machine_the_lock_tells_at_once(tmp_path: Path) -> None:
-    vigil = heartbeat.Vigil(tmp_path, grace=1e9)
-    here = heartbeat.this_machine()
-    with heartbeat.signed_in(tmp_path) as name:
-        assert not vigil.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+    monitor = heartbeat.LivenessMonitor(tmp_path, grace=1e9)
+    here = heartbeat.machine_id()
+    with heartbeat.registered_worker(tmp_path) as name:
+        assert not monitor.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
     (tmp_path / "killed").touch()
-    assert vigil.is_dead(attempt(2, TrialState.RUNNING, worker=[here, "killed"]))
-    assert not vigil.is_dead(attempt(3, TrialState.RUNNING, worker=[here, "signed in elsewhere"]))
-    assert not vigil.is_dead(attempt(4, TrialState.RUNNING, worker=["elsewhere", "killed"]))
-    heartbeat.forget_the_dead(tmp_path)
+    assert monitor.is_dead(attempt(2, TrialState.RUNNING, worker=[here, "killed"]))
+    assert not monitor.is_dead(attempt(3, TrialState.RUNNING, worker=[here, "registered elsewhere"]))
+    assert not monitor.is_dead(attempt(4, TrialState.RUNNING, worker=["elsewhere", "killed"]))
+    heartbeat.prune_dead_workers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +123,7 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     assert "3 trials complete, 0 pruned" in said.out
     assert f"next: logdepth train --config {out / 'best.json'} --out runs/sweep" in said.out
-    assert "no figure of importance: it needs 4 complete trials, there are 3" in said.err
+    assert "no importance figure: it needs 4 complete trials; there are 3" in said.err
     assert sum(line.startswith("trial ") for line in said.err.splitlines()) == 3
     first = json.loads((out / "sweep.json").read_text())
     assert not (out / "importance.svg").exists()
@@ -215,11 +213,11 @@ def test_joining_on_other_terms_is_refused(corpus: Path, tmp_path: Path, capsys:
     assert main(flags(corpus, out, "--trials", "1", *space)) == 0
     other = ["--space", "train.learning_rate=1e-3:1e-1:log"]
     line = refused(capsys, *flags(corpus, out, "--trials", "2", *other))
-    assert "--space train.learning_rate is 0.001:0.01:log there and 0.001:0.1:log here" in line
+    assert "--space train.learning_rate is 0.001:0.01:log in the study and 0.001:0.1:log in this command" in line
     line = refused(capsys, *flags(corpus, out, "--trials", "2", *space, "--train.clip", "2"))
-    assert "train.clip is 1.0 there and 2.0 here" in line
+    assert "train.clip is 1.0 in the study and 2.0 in this command" in line
     line = refused(capsys, *flags(corpus, out, "--trials", "2"))
-    assert "--space dropout is nothing there and 0.0:0.4:0.05 here" in line
+    assert "--space dropout is nothing in the study and 0.0:0.4:0.05 in this command" in line
     elsewhere = tmp_path / "corpus"
     elsewhere.mkdir()
     for split in ("train", "valid", "test"):
@@ -238,10 +236,10 @@ def test_a_study_from_before_a_field_was_there_goes_on(corpus: Path) -> None:
     old = {name: value for name, value in search.terms.items() if name != "train.shift_windows"}
     study = optuna.create_study()
     study.set_user_attr(TERMS, {"version": "0", "terms": old})
-    agree(study, search)
+    check_terms(study, search)
     shifted = replace(search, config=override(config, {"train": {"shift_windows": True}}))
-    with pytest.raises(UserError, match=r"train\.shift_windows is False there and True here"):
-        agree(study, shifted)
+    with pytest.raises(UserError, match=r"train\.shift_windows is False in the study and True in this command"):
+        check_terms(study, shifted)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +248,8 @@ def test_a_study_from_before_a_field_was_there_goes_on(corpus: Path) -> None:
         ("postgresql+psycopg2://me:hidden-word@127.0.0.1:1/none", "onnection refused"),
         ("postgresql+psycopg2://me@127.0.0.1:1/none?password=hidden-word", "onnection refused"),
         ("sqlite:////no/such/folder/study.db", "unable to open database file"),
-        ("nonsense hidden-word", "this is no URL of a database"),
-        ("nosuch://me:hidden-word@there/db", "this is no URL of a database"),
+        ("nonsense hidden-word", "not a database URL"),
+        ("nosuch://me:hidden-word@there/db", "not a database URL"),
         ("mysql+pymysql://me:hidden-word@there/db", "driver"),
     ],
 )

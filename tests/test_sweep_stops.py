@@ -128,7 +128,7 @@ def test_a_database_that_goes_away_in_a_trial(
         patch.setattr(TrialWatch, "validated", gone)
         patch.setattr(optuna.Study, "tell", gone)
         line = refused(capsys, *flags(corpus, out, "--trials", "1"))
-    assert "cannot be used (the server went away); check --storage and run the same again" in line
+    assert "cannot be used (the server went away); check --storage and run the same command again" in line
     assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING]  # nobody could be told
     assert main(flags(corpus, out, "--trials", "1", "--grace", "1e6")) == 0
     (row,) = json.loads((out / "sweep.json").read_text())["trials"]
