@@ -12,8 +12,8 @@ from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.drawing import can_draw
 from logdepth.errors import UserError
-from logdepth.report import Report, write_what_can_be
-from logdepth.reproduce import study_of, work_on
+from logdepth.report import Report, write_available
+from logdepth.reproduce import run_study, study_of
 from logdepth.train import Interrupted
 
 NOT_FINISHED = 3
@@ -71,12 +71,12 @@ def run(arguments: Sequence[str]) -> int:
     if not can_draw():
         print(f"without matplotlib there will be tables only; `logdepth report {out}` draws later", file=sys.stderr)
     try:
-        finished, failed = work_on(study, out, command.data_dir, command.budget, timed=not command.untimed)
+        finished, failed = run_study(study, out, command.data_dir, command.budget, timed=not command.untimed)
     except Interrupted as stopped:
-        print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
+        print(f"{stopped}; saved. Run the same command again to continue.", file=sys.stderr)
         return stopped.exit_code
     has_results = any((out / "results").glob("*.json"))
-    made, report = write_what_can_be(out) if has_results else Report([], None)
+    made, report = write_available(out) if has_results else Report([], None)
     if command.json:
         answer = {"study": str(out), "finished": finished, "failed": failed}
         print_json(answer | {"report": None if report is None else str(report)})
