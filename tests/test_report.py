@@ -152,7 +152,7 @@ def test_parts_of_a_study_have_a_report(tmp_path: Path) -> None:
 
 def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds no result files; make some with `logdepth reproduce`" in capsys.readouterr().err
+    assert "contains no result files; create some with `logdepth reproduce`" in capsys.readouterr().err
 
 
 def test_what_cannot_be_averaged_is_infinite() -> None:

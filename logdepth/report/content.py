@@ -1,4 +1,4 @@
-"""The tables of a study, from its results. It knows what the numbers mean, not how they are drawn or written."""
+"""Build the tables of a study from its results. `table` writes them, and `figures` draws the figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
 
 
 def title_of(row: str) -> str:
-    """A model's name as tables print it: AR-GRC, Transformer (ALiBi)."""
+    """Return a model's name as tables print it, such as AR-GRC or Transformer (ALiBi)."""
     if row.startswith("ar-"):
         return row.upper()
     first, *rest = [SPELLED.get(word, word) for word in row.split("-")]
@@ -25,18 +25,19 @@ def title_of(row: str) -> str:
 
 
 def by_row(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """The runs of each model, models in the order of the recipes."""
+    """Group runs by model. Models are in the order of the recipes."""
     rows = in_order((run.row for run in runs), runs[0].data.corpus) if runs else []
     return {row: [run for run in runs if run.row == row] for row in rows}
 
 
 def in_order(rows: Iterable[str], corpus: str) -> list[str]:
-    """Models in the order of a corpus's recipes, those without one last; each once."""
+    """Sort models in the order of a corpus's recipes, without duplicates. Models without a recipe come last."""
     known = list(rows_of(corpus))
     return sorted(set(rows), key=lambda row: (row not in known, known.index(row) if row in known else 0, row))
 
 
 def tables(results: Results) -> list[Table]:
+    """Return all tables of a study that have rows."""
     found = []
     if results.runs:
         found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
@@ -46,13 +47,13 @@ def tables(results: Results) -> list[Table]:
 
 
 def caveat(runs: Sequence[RunResult]) -> str:
-    """What a reader must know before comparing numbers."""
+    """Return what a reader must know before comparing numbers, including which models are missing."""
     missing = missing_models(runs)
     return caveat_of_those_here(runs) + (f" Not here: {', '.join(missing)}." if missing else "")
 
 
 def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
-    """The same, but for what is missing, in which studies of one text may differ."""
+    """Return the caveat without the missing models, which differ between studies of the same text."""
     data = runs[0].data
     words = [SHAPES_NOT_RANKING] if data.corpus == "pydocs" else []
     test = data.splits["test"]
@@ -70,17 +71,17 @@ def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
         words.append(
             f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
         )
-    return " ".join([*words, *_unlike(runs)])
+    return " ".join([*words, *_training_differences(runs)])
 
 
 def missing_models(runs: Sequence[RunResult]) -> list[str]:
-    """Those of the recipes that have no run, as tables print them."""
+    """Return the printed names of models that have a recipe but no run."""
     there = {run.row for run in runs}
     return [title_of(row) for row in rows_of(runs[0].data.corpus) if row not in there]
 
 
-def _unlike(runs: Sequence[RunResult]) -> list[str]:
-    """In what the training of rows differs that should not, where they are to be compared."""
+def _training_differences(runs: Sequence[RunResult]) -> list[str]:
+    """Return one sentence per training setting that differs between models but should not in a comparison."""
     found = []
     for name in ("max_steps", "epochs", "batch_size", "context"):
         values = {title_of(run.row): getattr(run.config.train, name) for run in runs}
@@ -91,7 +92,7 @@ def _unlike(runs: Sequence[RunResult]) -> list[str]:
 
 
 def three_units(seeds: Sequence[RunResult]) -> tuple[Spread, Spread, Spread]:
-    """A model's test perplexity a token and a word, and its bits per byte, at the length of training."""
+    """Return a model's test token perplexity, word perplexity and bits per byte at the training length."""
     return _in_three_units([run.main for run in seeds])
 
 
@@ -244,6 +245,7 @@ def _times(result: TimingResult, number: int) -> Table:
 
 
 def how_timed(result: TimingResult) -> str:
+    """Describe the acceleration with which models were timed."""
     compiled = "compiled" if result.compiled else "not compiled"
     if result.accelerated:
         return f"CUDA graphs, and fused kernels where the model has them; other layers {compiled}"
@@ -251,6 +253,7 @@ def how_timed(result: TimingResult) -> str:
 
 
 def device_of(result: TimingResult) -> str:
+    """Return the name of the device that models were timed on."""
     name = str(result.environment.get("device"))
     threads = result.environment.get("threads")
     return f"CPU ({threads} thread{'' if threads == 1 else 's'})" if name == "cpu" else name
@@ -268,14 +271,14 @@ def _shape(run: RunResult) -> str:
 
 
 def _dropout(run: RunResult) -> str:
-    """Every rate of the model, where they differ."""
+    """Return all distinct dropout rates of the model."""
     fields = flattened(to_dict(run.config))
     rates = {value for name, value in fields.items() if name.startswith("model.") and name.endswith("dropout")}
     return ", ".join(f"{rate:g}" for rate in sorted(rates)) or "–"
 
 
 def paper_numbers(runs: Sequence[RunResult]) -> dict[str, str]:
-    """The paper's numbers, where the runs are its recipes: beside other sizes or vocabularies they would mislead."""
+    """Return the paper's numbers if all runs match its recipes; they are not comparable with other sizes or texts."""
     numbers = PERPLEXITY.get(runs[0].data.corpus, {})
     for run in runs:
         if run.recipe in RECIPES:
