@@ -115,7 +115,7 @@ def test_the_script_runs_from_any_folder_and_finds_its_parts(tmp_path: Path) -> 
         ("ptb/a.json", "is not a result file of logdepth"),
         ("sweeps/ptb/a.json", "is not the sweep.json of a sweep; move it away"),
         ("sweeps/a.json", "belongs in a folder of its own, named for the study that it was for"),
-        ("associativity/a.json", "does not hold what `logdepth associativity` writes"),
+        ("associativity/a.json", "is not an output of `logdepth associativity`"),
     ],
 )
 def test_files_that_do_not_belong_are_one_line(tmp_path: Path, file: str, words: str) -> None:

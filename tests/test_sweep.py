@@ -170,7 +170,7 @@ def test_a_sweep_without_a_best_is_no_config(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({"recipe": RECIPE, "best": None, "best_config": None, "trials": []}))
     for command in (["train"], ["sweep", RECIPE], ["reproduce", "pydocs"]):
-        assert "sweep.json is the record of a sweep that has no complete trial yet" in refused(
+        assert "sweep.json is the sweep.json of a sweep without a complete trial" in refused(
             capsys, *command, "--config", str(file)
         )
 
@@ -189,7 +189,9 @@ def test_a_damaged_record_is_no_config(lost: str, tmp_path: Path, capsys: pytest
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({name: value for name, value in record.items() if name != lost}))
     for command in (["train"], ["train", RECIPE], ["reproduce", "pydocs"]):
-        assert "sweep.json is a damaged record of a sweep" in refused(capsys, *command, "--config", str(file))
+        assert "sweep.json is a sweep.json that is damaged or was written by an older logdepth" in refused(
+            capsys, *command, "--config", str(file)
+        )
 
 
 def test_what_suits_another_corpus_is_used_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from logdepth.errors import CLOSE, UserError
+from logdepth.errors import MIN_SIMILARITY, UserError
 
 Command = TypeVar("Command")
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -102,4 +102,4 @@ def _one_line(boxed: str) -> str:
 def _alike(wrong: str, meant: str) -> bool:
     """Whether the last parts of two flags are close enough for one to be meant by the other."""
     one, other = (flag.removeprefix("--").rsplit(".", 1)[-1] for flag in (wrong, meant))
-    return difflib.SequenceMatcher(None, one, other).ratio() >= CLOSE
+    return difflib.SequenceMatcher(None, one, other).ratio() >= MIN_SIMILARITY
