@@ -265,7 +265,7 @@ def test_a_database_that_cannot_be_used_is_one_line_without_its_password(
 
 
 def test_mistakes_are_one_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "which recipe?" in refused(capsys, "sweep", "--trials", "3")
+    assert "RECIPE is missing; `logdepth recipes` lists" in refused(capsys, "sweep", "--trials", "3")
     assert "there is no recipe" in refused(capsys, "sweep", "pydocs-ar-gcr")
     assert "--trials must be at least 1; got 0" in refused(capsys, *flags(corpus, tmp_path, "--trials", "0"))
     assert "--grace must be above 0" in refused(capsys, *flags(corpus, tmp_path, "--grace", "-1"))
@@ -296,7 +296,7 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
 ) -> None:
     out = tmp_path / "sweep"
     assert main(flags(corpus, out, "--trials", "1", "--space", "train.learning_rate=1e29:1e30")) == 3
-    assert "none was completed" in capsys.readouterr().out
+    assert "no trial completed" in capsys.readouterr().out
     (row,) = json.loads((out / "sweep.json").read_text())["trials"]
     assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)
     assert not (out / "best.json").exists()
@@ -318,5 +318,5 @@ def test_help_says_what_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sweep", "ptb-transformer-alibi", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "their weights and checkpoints are removed when they are over" in text
+    assert "its metrics are kept, and its weights and checkpoint are removed" in text
     assert "--model.num-heads INT" in text

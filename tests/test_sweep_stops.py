@@ -59,7 +59,7 @@ def test_signals_give_the_trial_back(
         patch.setattr(Trainer, "_step", stopping)
         assert main(flags(corpus, out, "--trials", "1")) == 128 + number
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last == f"stopped by {number.name}; what was begun is saved. Go on with the same command"
+    assert last == f"stopped by {number.name}; saved. Run the same command again to continue."
     failed, waiting = trials_of(out)
     assert (failed.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
     assert steps_in(out, 0)[-1] == 8
