@@ -1,7 +1,4 @@
-"""The two sweeps over tensors, as a plan says: up to build the blocks, down to fold them into prefixes.
-
-It knows rows and matrices; which document a row belongs to, and why it is read, is the plan's business.
-"""
+"""Execute a plan on tensors: the up-sweep builds the blocks, and the down-sweep folds them into prefixes."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -15,7 +12,7 @@ from logdepth.shapes import Blocks, Rows
 
 
 class OwnSweep(ABC):
-    """An operator that does not merge pairs of rows when asked to, but sweeps a whole plan by itself."""
+    """An operator that runs a whole plan itself, instead of merging pairs of rows."""
 
     width: int
 
@@ -23,11 +20,11 @@ class OwnSweep(ABC):
     def sweep(
         self, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks, checkpoint: bool
     ) -> "Swept":
-        """What the function `sweep` would bring back; with `checkpoint`, in as little memory as it can."""
+        """Return what the function `sweep` returns. With `checkpoint`, use as little memory as possible."""
 
 
 class Swept(NamedTuple):
-    """What the sweeps bring back: the planned outputs, and the new state's blocks and prefixes in parts."""
+    """The results of the sweeps: the planned outputs, and the new state's blocks and prefixes in parts."""
 
     outputs: Rows
     blocks: list[Blocks]
@@ -37,7 +34,13 @@ class Swept(NamedTuple):
 def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks) -> Swept:
     """Run `plan`.
 
-    `blocks` and `prefixes` are what the old state stores for the plan's levels, `edges` the prefixes above them.
+    Args:
+        operator: the operators of the up-sweep and the down-sweep.
+        plan: the plan.
+        elements: the matrix of all elements.
+        blocks: blocks of the old state at the plan's levels.
+        prefixes: prefixes of the old state at the plan's levels.
+        edges: prefixes that end where the plan's subtrees begin, one for each document that has such a prefix.
     """
     up, down = operator
     fresh = take(plan.elements, elements)
@@ -63,14 +66,14 @@ def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, pr
 
 
 def take(rows: RowsToTake, *matrices: Tensor) -> Tensor:
-    """The rows that `rows` names in `matrices`; consecutive ones come back as a view."""
+    """Return the given rows of `matrices`. Consecutive rows are returned as a view."""
     if rows.whole is not None:
         return matrices[rows.whole]
     return join(take_parts(rows, *matrices)) if rows.count else matrices[0].narrow(0, 0, 0)
 
 
 def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
-    """The same, in parts that would have to be copied to be joined."""
+    """Return the given rows of `matrices` as a list of parts, without the copy that joining them would need."""
     if rows.whole is not None:
         return [matrices[rows.whole]] if rows.count else []
     if rows.index is not None:
@@ -84,4 +87,5 @@ def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
 
 
 def join(parts: list[Tensor]) -> Tensor:
+    """Concatenate parts. A single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
