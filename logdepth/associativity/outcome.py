@@ -121,10 +121,10 @@ class Associativity:
         Return None if there is only one part, or if a loss or the ratio is not finite.
         """
         pairs = zip(self.trees[tree].losses, self.trees[SCAN].losses, strict=True)
-        more = [other - scan for other, scan in pairs]
+        differences = [other - scan for other, scan in pairs]
         over_scan = self.over_scan(tree)
-        told = len(more) > 1 and all(map(math.isfinite, (*more, over_scan)))
-        return over_scan * statistics.stdev(more) / math.sqrt(len(more)) if told else None
+        is_finite = len(differences) > 1 and all(map(math.isfinite, (*differences, over_scan)))
+        return over_scan * statistics.stdev(differences) / math.sqrt(len(differences)) if is_finite else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers as a JSON-compatible dict."""

@@ -119,8 +119,8 @@ def _print(found: Associativity, command: AssociativityCommand, out: Path) -> No
 
 def _row(one: Distance, untrained: Untrained | None) -> tuple[Any, ...]:
     trained = (one.distance, one.error, one.influence, one.relative, one.cosine)
-    beside = (None,) * 3 if untrained is None else (untrained.distance, untrained.deviation, untrained.influence)
-    rounded = (None if value is None else round(value, 4) for value in (*trained, *beside))
+    baseline = (None,) * 3 if untrained is None else (untrained.distance, untrained.deviation, untrained.influence)
+    rounded = (None if value is None else round(value, 4) for value in (*trained, *baseline))
     return (one.layer + 1, one.law, 1 << one.level, one.triples, *rounded)
 
 

@@ -34,9 +34,9 @@ CLEARER_MESSAGES = {
 
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
     """Parse arguments into a command. Fields without a flag have their values from `default` or the class."""
-    said = io.StringIO()
+    captured = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(captured):
             parsed: Command = tyro.cli(
                 command,
                 args=list(arguments),
@@ -49,8 +49,8 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
         raise UserError(str(error)) from None
     except SystemExit as stopped:
         if stopped.code not in (0, None):
-            raise UserError(_one_line(said.getvalue())) from None
-        sys.stderr.write(said.getvalue())
+            raise UserError(_one_line(captured.getvalue())) from None
+        sys.stderr.write(captured.getvalue())
         raise
 
 

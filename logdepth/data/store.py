@@ -16,7 +16,7 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
-    """The contents of the `.json` file beside a `.bin` file."""
+    """The contents of the `.json` file of a `.bin` file."""
 
     corpus: str
     split: Split

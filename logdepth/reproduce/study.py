@@ -110,8 +110,8 @@ def flags_as_fields(advice: str) -> str:
         return advice
     names = first[1].replace("-", "_").split(".")
     example = "".join(f'{{"{name}": ' for name in names) + "…" + "}" * len(names)
-    said = FLAG_OF_A_FIELD.sub(lambda flag: flag[1].replace("-", "_"), advice)
-    return f"{said} (--config FILE with {example})"
+    rewritten = FLAG_OF_A_FIELD.sub(lambda flag: flag[1].replace("-", "_"), advice)
+    return f"{rewritten} (--config FILE with {example})"
 
 
 def _named_paths(others: Sequence[str]) -> dict[str, Path]:
