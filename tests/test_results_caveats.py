@@ -21,7 +21,7 @@ def test_studies_that_differ_in_what_is_missing_alone_share_a_caveat(tmp_path: P
         "- *WikiText-2, paper's settings; WikiText-2, tuned; WikiText-2, net on all merges.* Test split"
     )
     assert text.endswith(
-        " the raw one. Not here: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
+        " the paper's raw text. Not here: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
         "Transformer (sinusoidal) of WikiText-2, net on all merges."
     )
     assert text.count("Test split") == 1
@@ -43,7 +43,7 @@ def test_nothing_is_said_to_be_missing_where_nothing_is(tmp_path: Path) -> None:
     for study in ("wikitext2", "wikitext2-tuned"):
         add_study(tmp_path / study, seeds=1)
     kept = read_kept(tmp_path)
-    assert caveats(kept).endswith("which is the raw one.")
+    assert caveats(kept).endswith("which is not comparable with the paper's raw text.")
     assert "Not run yet" not in readme_block(kept)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IN_WORDS: dict[Law, str] = {
-    "up": "up-sweep's ⊙",
-    "down": "down-sweep's ⊙",
-    "mixed": "both: a ⊙down (b ⊙up c)",
+    "up": "up-sweep ⊙",
+    "down": "down-sweep ⊙",
+    "mixed": "mixed: a ⊙down (b ⊙up c)",
 }
 LOGARITHMIC_FROM = 3.0
 """Ratio to the scan's perplexity above which the axis is logarithmic, so that small differences stay visible."""
@@ -55,7 +55,7 @@ def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
         axes.errorbar(levels, values, yerr=errors, color=colour, marker="o", zorder=3)
         if law != "mixed":  # its influence equals that of the law "down"
             axes.plot(levels, [one.influence for one in points], color=colour, linestyle=":")
-        untrained = [beside for one in points if (beside := found.over_seeds(one))]
+        untrained = [baseline for one in points if (baseline := found.over_seeds(one))]
         if untrained:
             low = [one.distance - (one.deviation or 0.0) for one in untrained]
             high = [one.distance + (one.deviation or 0.0) for one in untrained]
@@ -71,8 +71,8 @@ def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
     axes.axhline(1.0, color=drawing.FAINT, linewidth=0.8, label="unrelated texts")
     axes.set_xticks(levels, [f"{1 << level:,}" for level in levels])
     axes.set_xlabel("tokens in each of the blocks a, b, c")
-    axes.set_ylabel("distance over that of unrelated texts")
-    axes.set_title("(a ⊙ b) ⊙ c against a ⊙ (b ⊙ c)" + (f", layer {layer + 1}" if found.num_layers > 1 else ""))
+    axes.set_ylabel("distance relative to unrelated texts")
+    axes.set_title("(a ⊙ b) ⊙ c versus a ⊙ (b ⊙ c)" + (f", layer {layer + 1}" if found.num_layers > 1 else ""))
 
 
 def _draw_trees(axes: "Axes", found: Associativity) -> None:
@@ -105,5 +105,5 @@ def _draw_trees(axes: "Axes", found: Associativity) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("token perplexity over the scan's" if logarithmic else "token perplexity above the scan's, %")
+    axes.set_xlabel("token perplexity relative to the scan" + ("" if logarithmic else ": increase in %"))
     axes.set_title("perplexity with other trees")

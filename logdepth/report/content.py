@@ -12,7 +12,9 @@ from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Measured, Results, RunResult, TimingResult, slug
 
-SHAPES_NOT_RANKING = "Small models, trained briefly: this shows the shapes of the curves, not a ranking of the models."
+SHAPES_NOT_RANKING = (
+    "These small models were trained briefly and show the shapes of the curves, not a ranking of models."
+)
 SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
 
 
@@ -49,7 +51,7 @@ def tables(results: Results) -> list[Table]:
 def caveat(runs: Sequence[RunResult]) -> str:
     """Return what a reader must know before comparing numbers, including which models are missing."""
     missing = missing_models(runs)
-    return caveat_of_those_here(runs) + (f" Not here: {', '.join(missing)}." if missing else "")
+    return caveat_of_those_here(runs) + (f" Missing models: {', '.join(missing)}." if missing else "")
 
 
 def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
@@ -59,17 +61,20 @@ def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
     test = data.splits["test"]
     words.append(
         f"Test split: {test.tokens:,} tokens, {test.words + test.line_ends:,} words with line ends, {test.bytes:,} "
-        f"bytes; vocabulary {data.vocab_size:,}. Perplexity a token depends on the tokenizer; words and bytes do not."
+        f"bytes; vocabulary {data.vocab_size:,}. Token perplexity depends on the tokenizer; word perplexity and bits "
+        "per byte do not."
     )
     if data.corpus == "ptb":
         words.append(
-            "The paper's vocabulary on PTB is not certain, 1k or 1.5k: its 14.34 is 1.316 or 1.202 bits per byte."
+            "The paper's vocabulary size on PTB is ambiguous, 1k or 1.5k pieces: its 14.34 is 1.316 or 1.202 bits per "
+            "byte, respectively."
         )
     if data.corpus == "wikitext2":
-        words.append("The text is the .tokens edition: not comparable with the paper's, which is the raw one.")
+        words.append("The text is the .tokens edition, which is not comparable with the paper's raw text.")
     if test.unknown:
         words.append(
-            f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
+            f"{test.unknown:,} test tokens are unknown to the tokenizer. Their text is lost, which lowers word "
+            "perplexity and bits per byte."
         )
     return " ".join([*words, *_training_differences(runs)])
 
@@ -87,7 +92,7 @@ def _training_differences(runs: Sequence[RunResult]) -> list[str]:
         values = {title_of(run.row): getattr(run.config.train, name) for run in runs}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{row} {value}" for row, value in values.items())
-            found.append(f"Rows differ in {name}: {listed}.")
+            found.append(f"Models differ in {name}: {listed}.")
     return found
 
 
@@ -141,7 +146,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="operators",
         title="Operators of the scan model",
-        note=f"{_spread_note(runs)}The scan model with each operator; see the hyperparameters for what else differs.",
+        note=f"{_spread_note(runs)}The scan model with each operator. The hyperparameters list other differences.",
         heads=(*heads, "paper, a token") if paper else heads,
         rows=tuple(rows),
     )
@@ -171,8 +176,8 @@ def _hyperparameters(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="hyperparameters",
         title="Hyperparameters and sizes",
-        note=f"AdamW, {'linear warm-up, ' if warmed_up else ''}cosine to a thousandth of the peak; "
-        "early stopping on validation loss.",
+        note=f"AdamW with {'linear warm-up and ' if warmed_up else ''}cosine decay to a thousandth of the peak "
+        "learning rate; early stopping on validation loss.",
         heads=(
             "model",
             "parameters",
@@ -204,7 +209,7 @@ def _contexts(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="contexts",
         title="Test perplexity by context length",
-        note=f"{_spread_note(runs)}Trained at {trained} tokens. Mean over all positions of windows side by side.",
+        note=f"{_spread_note(runs)}Trained at {trained} tokens. Mean over all positions of non-overlapping windows.",
         heads=("context", *map(title_of, models)),
         rows=tuple(rows),
     )
@@ -219,7 +224,7 @@ def _others(runs: Sequence[RunResult]) -> Table:
                 at = [one for other in found for one in other.test if one.context == context]
                 rows.append((name, title_of(row), context, *_in_three_units(at), len(at)))
     heads = ("text", "model", "context", "token perplexity", "word perplexity", "bits per byte", "seeds")
-    note = f"{_spread_note(runs)}The same weights on the test split of other text, in their own tokens."
+    note = f"{_spread_note(runs)}The same weights on the test split of other text, with the same tokenizer."
     return Table(name="others", title="Test perplexity on other text", note=note, heads=heads, rows=tuple(rows))
 
 
@@ -234,10 +239,10 @@ def _times(result: TimingResult, number: int) -> Table:
     ]
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
-        title=f"Microseconds a token by context length, {result.what} pass on {device}"
+        title=f"Microseconds per token by context length, {result.what} pass on {device}"
         + (", compiled" if result.compiled else ""),
-        note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
-        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
+        note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up; all models were timed together, "
+        f"alternating; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
         f"Attention: {'; '.join(attention) or 'none'}.",
         heads=("context", "batch", *(title_of(model.row) for model in result.models)),
         rows=tuple(rows),

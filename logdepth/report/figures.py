@@ -24,24 +24,24 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
     runs, timings = results.runs, results.timings
     if runs:
         bands = " Bands: one standard deviation over seeds." if len({run.config.seed for run in runs}) > 1 else ""
-        trained = " The dashed line is the length of training."
+        trained = " The dashed line is the training length."
         found["perplexity-context"] = (
-            f"What stays flat beyond the length of training extrapolates; what rises does not.{trained}{bands}",
+            f"A curve that stays flat beyond the training length extrapolates; a rising one does not.{trained}{bands}",
             _single("Perplexity by context length", lambda axes: draw_contexts(axes, runs)),
         )
         found["position-loss"] = (
-            f"All models read the same windows, so bumps that they share are the text's.{trained}{bands}",
+            f"All models read the same windows, so common bumps are due to the text.{trained}{bands}",
             _single("Loss by position in the window", lambda axes: draw_positions(axes, runs)),
         )
     for number, timing in enumerate(timings):
         found["time-context" + (f"-{number + 1}" if number else "")] = (
-            f"Forward pass on {device_of(timing)}; every batch has about as many tokens. What stays flat costs in "
-            "proportion to its length. Bands: quartiles.",
-            _single("Time a token by context length", lambda axes, timing=timing: draw_times(axes, timing)),  # type: ignore[misc]
+            f"Forward pass on {device_of(timing)}; all batches have about the same number of tokens. A flat curve "
+            "means time in proportion to length. Bands: quartiles.",
+            _single("Time per token by context length", lambda axes, timing=timing: draw_times(axes, timing)),  # type: ignore[misc]
         )
     if runs:
         figure = _single("Validation loss in training", lambda axes: draw_training(axes, runs))
-        found["training"] = "A line for every seed.", figure
+        found["training"] = "One line per seed.", figure
     if runs and timings:
         trained = f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens"
         figure = side_by_side(
@@ -50,7 +50,7 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
                 f"forward pass, {device_of(timings[0])}": lambda axes: draw_times(axes, timings[0]),
             }
         )
-        found["overview"] = "Perplexity and time a token against context length.", figure
+        found["overview"] = "Perplexity and time per token by context length.", figure
     return found
 
 
@@ -81,7 +81,7 @@ def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[Ru
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
-    axes.set_ylabel("test perplexity, a token")
+    axes.set_ylabel("test token perplexity")
 
 
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
@@ -93,7 +93,7 @@ def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
     _mark_training(axes, runs)
     _plain_ticks(axes)
     axes.set_xlabel("position in the window, tokens")
-    axes.set_ylabel("test loss, nats a token")
+    axes.set_ylabel("test loss, nats per token")
 
 
 def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
@@ -114,7 +114,7 @@ def draw_times(axes: "Axes", result: TimingResult) -> None:
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
-    axes.set_ylabel("microseconds a token")
+    axes.set_ylabel("microseconds per token")
 
 
 def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
@@ -128,7 +128,7 @@ def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
             axes.plot(steps, losses, color=colour_of(number), marker=marker_of(number), markersize=3, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
-    axes.set_ylabel("validation loss, nats a token")
+    axes.set_ylabel("validation loss, nats per token")
 
 
 def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
