@@ -1,4 +1,4 @@
-# Everything runs in .venv, made here on first use; nothing else on the machine is touched.
+# Everything runs in .venv, which is created on first use. Nothing is installed outside this folder.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help demo install lint format types imports docs unit test mutation benchmark figures performance experiments results clean
 
-help: ## list the targets
+help: ## list all targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(DEMO_STAMP) ## the paper's experiment, small, on Python's own documentation: minutes on two cores; see demo/report.html
+demo: $(DEMO_STAMP) ## run the paper's experiment on a small corpus (minutes on two cores) and write demo/report.html
 	LOGDEPTH_CACHE=$(CURDIR)/demo/cache $(BIN)/logdepth reproduce pydocs --out demo
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
@@ -21,7 +21,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[report,sweep]'
 	touch $(DEMO_STAMP)
 
-install: $(STAMP) ## make .venv with the package and everything its checks need
+install: $(STAMP) ## create .venv with the package and all dependencies of its checks
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,48 +29,48 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,report,sweep,docs,mutation]'
 	touch $(STAMP) $(DEMO_STAMP)
 
-lint: $(STAMP) ## style and formatting, without changing anything
+lint: $(STAMP) ## check style and formatting without changing files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(STAMP) ## format the code and fix what can be fixed
+format: $(STAMP) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(STAMP) ## mypy, strict
+types: $(STAMP) ## check types with mypy in strict mode
 	$(BIN)/mypy
 
-imports: $(STAMP) ## the arrow of docs/architecture.md: who may import whom
+imports: $(STAMP) ## check imports against the layers of docs/architecture.md
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## the documentation site, in site/; whatever is not linked right is an error
+docs: $(STAMP) ## build the documentation in site/; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-unit: $(STAMP) ## the tests alone
+unit: $(STAMP) ## run only the tests
 	$(BIN)/pytest -n $(WORKERS)
 
-test: lint types imports docs unit ## everything that CI runs
+test: lint types imports docs unit ## run all checks and tests, as CI does
 
-mutation: $(STAMP) ## mutation testing of the index planning (minutes); survivors are explained in docs/mutants.md
+mutation: $(STAMP) ## run mutation tests of the index planning (minutes); docs/mutants.md explains the survivors
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-benchmark: $(STAMP) ## time and memory of the scan against its floor, and of training, on the CPU
+benchmark: $(STAMP) ## measure time and memory of the scan and of training on the CPU
 	$(BIN)/python benchmarks/scan.py --out results/scan-cpu.json
 	$(BIN)/python benchmarks/train.py --device cpu --out results/train-cpu.json
 
-figures: $(STAMP) ## draw the README's figures again, from results/ where they show numbers
+figures: $(STAMP) ## draw the README's figures from results/
 	$(BIN)/python docs/figures/draw_scan.py
 	$(BIN)/python docs/figures/draw_benchmark.py
 	$(BIN)/python docs/figures/draw_demo.py
 
-performance: $(STAMP) ## docs/performance.md and its figures, from results/speed-*.json
+performance: $(STAMP) ## write docs/performance.md and its figures from results/speed-*.json
 	$(BIN)/python docs/figures/draw_speed.py
 
-experiments: $(STAMP) ## every study of docs/results.md that results/ does not hold yet: hours on a GPU; stop it and go on at will
+experiments: $(STAMP) ## run the studies of docs/results.md that are missing in results/ (hours on a GPU; can be interrupted and resumed)
 	$(BIN)/python experiments/run.py
 
-results: $(STAMP) ## docs/results.md, its figures and the README's table, from results/
+results: $(STAMP) ## write docs/results.md, its figures and the README's table from results/
 	$(BIN)/python docs/figures/draw_results.py
 
 clean: ## remove .venv and caches

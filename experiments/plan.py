@@ -1,7 +1,8 @@
-"""Every study of docs/results.md as jobs: a command each, and what of it results/ keeps. It runs nothing.
+"""The studies of docs/results.md as a list of jobs: commands, and the files that results/ keeps of them.
 
-A study's models are either trained as their recipes say, or with the best of a sweep of their own, whose kept record
-is then their --config. Most important first; times last, because nothing else may run beside them.
+The models of a study are trained either with their recipes or with the best trial of their own sweep. In the second
+case the sweep's record in results/ is their --config. The most important jobs come first. Timing jobs come last,
+because nothing else may run at the same time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,47 +15,54 @@ SCAN_MODELS = ("ar-grc", "ar-mlp-ldru")
 TRANSFORMERS = ("transformer-alibi", "transformer-sinusoidal")
 ROWS = (*SCAN_MODELS, *TRANSFORMERS)
 IN_THE_PAPER = ("ar-grc", *TRANSFORMERS)
-"""On OpenWebText2, in whose place there is webmix."""
+"""The models that the paper trains on OpenWebText2, for which webmix is our substitute."""
 SEEDS = (0, 1, 2)
 SHORT = ("experiments/webmix-short.json",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One command, typed in the project's folder."""
+    """One command, run in the project's root folder."""
 
     name: str
+    """Name of the job, such as ptb/ar-grc/sweep."""
     command: tuple[str, ...]
+    """Arguments of `logdepth`."""
     keeps: Mapping[Path, Path]
-    """A file that the command writes → its place in results/. Both names may have the same *, where it is not known."""
-    starts_from: Mapping[Path, Path] = field(default_factory=dict)
-    """A kept file → where the command looks for it, so that it is not made again. Names may have a *."""
-    begun: Mapping[Path, Path] = field(default_factory=dict)
-    """A file of lines, to which the command adds → its place in results/ until all is done: any machine can go on."""
+    """Maps files that the command writes to their places in results/. Unknown parts of both names are written as *."""
+    inputs: Mapping[Path, Path] = field(default_factory=dict)
+    """Maps files in results/ to the places where the command finds and reuses them. Names may contain *."""
+    journals: Mapping[Path, Path] = field(default_factory=dict)
+    """Maps files to which the command appends lines to their places in results/. They are kept there until the job is
+    done, so that any machine can resume it."""
     after: tuple[str, ...] = ()
-    """Jobs whose kept files this one reads."""
-    in_parts: bool = False
-    """Whether what it keeps is worth keeping as soon as it is there, however the command ends."""
-    alone: bool = False
-    """Whether nothing may run beside it."""
+    """Names of the jobs whose kept files this job reads."""
+    keep_incomplete: bool = False
+    """Whether a kept file is valid as soon as it exists, even if the command fails later."""
+    exclusive: bool = False
+    """Whether no other job may run at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """How the hyperparameters of each model of a study are searched: as many trials for each."""
+    """The hyperparameter search of a study, with the same number of trials for each model."""
 
     trials: int
+    """Number of trials per model."""
     flags: tuple[str, ...] = ()
-    """Of all models."""
+    """Flags for all models."""
     spaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Row → what to search; a row that is not here has the default of `logdepth sweep`."""
+    """Maps rows to search spaces. A row that is not listed has the default space of `logdepth sweep`."""
     row_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Row → flags of that model alone."""
+    """Maps rows to flags for that model only."""
 
 
 def _spaces(common: Sequence[str], inside: str, around: str) -> dict[str, tuple[str, ...]]:
-    """The numbers that all models share, and two of each model's own: how much is dropped inside ⊙ and around the
-    scan; how much in a Transformer, and whether its head is its embedding."""
+    """Return the search space of each model: the common fields and two of its own.
+
+    For scan models these are the dropout inside ⊙ and the dropout around the scan. For Transformers they are the
+    dropout and whether the output head is tied to the embedding.
+    """
     outer = f"model.embed_dropout+model.leaf_dropout+model.output_dropout={around}"
     transformer = (*common, f"model.dropout={around}", "model.tied=true,false")
     return {
@@ -86,11 +94,11 @@ PTB_TUNED = Sweep(
     ),
 )
 PTB = Sweep(trials=10)
-"""The paper gives no numbers for PTB: those that it searched elsewhere, with everything else as it has it."""
+"""The paper gives no hyperparameters for PTB, so the fields that it searches elsewhere are searched."""
 
 
 def jobs(data: Path = Path("data")) -> list[Job]:
-    """All of them; `data` is the folder above those of the corpora."""
+    """Return all jobs. `data` is the root data directory."""
     pages = f"openwebtext={data / 'openwebtext-sample'}"
     return [
         *_runs("wikitext2", "wikitext2"),
@@ -109,14 +117,14 @@ def jobs(data: Path = Path("data")) -> list[Job]:
 
 
 def _searched(corpus: str, study: str, sweep: Sweep) -> Iterator[Job]:
-    """Every model with the best of a sweep of its own."""
+    """Return the jobs of a study whose models are trained with the best trials of their own sweeps."""
     for row in ROWS:
         yield _sweep(corpus, study, row, sweep)
         yield from _with_best(corpus, study, study, rows=[row])
 
 
 def _deeper(corpus: str) -> Iterator[Job]:
-    """AR-GRC with several layers and no more parameters, with the best of the sweep for one layer."""
+    """Return the jobs of AR-GRC with several layers and as many parameters, with the best trial for one layer."""
     study = f"{corpus}-tuned"
     for depth in (2, 3):
         config = f"experiments/{corpus}-deep-{depth}.json"
@@ -126,7 +134,7 @@ def _deeper(corpus: str) -> Iterator[Job]:
 def _with_best(
     corpus: str, study: str, searched: str, configs: Sequence[str] = (), rows: Sequence[str] = ROWS
 ) -> Iterator[Job]:
-    """Models with the best of their sweeps, which were made for the study `searched`; `configs` come after it."""
+    """Return jobs that train models with the best trials of the sweeps of the study `searched`, then with `configs`."""
     for row in rows:
         best = (str(_record(corpus, searched, row)), *configs)
         yield from _runs(corpus, study, best, [row], after=(f"{searched}/{row}/sweep",))
@@ -137,7 +145,7 @@ def _record(corpus: str, study: str, row: str) -> Path:
 
 
 def _sweep(corpus: str, study: str, row: str, sweep: Sweep) -> Job:
-    name = f"{study}-{row}-sweep"  # no name that `logdepth sweep` gives by itself: someone may have searched there
+    name = f"{study}-{row}-sweep"  # differs from the default folder, which may hold another sweep
     flags = [*sweep.flags, *sweep.row_flags.get(row, ()), *_faster(row, "--train.")]
     space = ("--space", *sweep.spaces[row]) if row in sweep.spaces else ()
     command = ("sweep", f"{corpus}-{row}", "--study", name, "--trials", str(sweep.trials), *flags, *space)
@@ -145,7 +153,7 @@ def _sweep(corpus: str, study: str, row: str, sweep: Sweep) -> Job:
         name=f"{study}/{row}/sweep",
         command=command,
         keeps={Path("sweeps") / name / "sweep.json": _record(corpus, study, row)},
-        begun={Path("sweeps") / name / "journal.log": _record(corpus, study, row).with_suffix(".journal")},
+        journals={Path("sweeps") / name / "journal.log": _record(corpus, study, row).with_suffix(".journal")},
     )
 
 
@@ -159,7 +167,7 @@ def _runs(
     flags: Sequence[str] = (),
     after: tuple[str, ...] = (),
 ) -> Iterator[Job]:
-    """A job a model and seed: the finer they are, the better lanes are filled; two processes need two folders."""
+    """Return one job per model and seed. Small jobs fill the lanes evenly. Each has its own folder."""
     for row, seed in product(rows, seeds):
         out = Path("studies") / f"{study}-{row}-{seed}"
         name = f"{corpus}-{row}-{seed}.json"
@@ -168,23 +176,23 @@ def _runs(
             command=(*_reproduce(corpus, out, configs, [row], [seed]), *_faster(row, "--"), "--untimed", *flags),
             keeps={out / "results" / name: RESULTS / study / name},
             after=after,
-            in_parts=True,
+            keep_incomplete=True,
         )
 
 
 def _times(
     corpus: str, configs: Sequence[str] = (), rows: Sequence[str] = ROWS, *, seeds: Sequence[int] = SEEDS
 ) -> Job:
-    """Of all models in one sitting: what the study still has to do once all are trained."""
+    """Return the job that times all models of a study together, once all are trained."""
     out, kept = Path("studies") / f"{corpus}-times", RESULTS / corpus
     timing = "timing-*-compiled.json"
     return Job(
         name=f"{corpus}/times",
         command=(*_reproduce(corpus, out, configs, rows, seeds), "--accelerate", "--compile"),
         keeps={out / "results" / timing: kept / timing},
-        starts_from={kept / f"{corpus}-*.json": out / "results" / f"{corpus}-*.json"},
+        inputs={kept / f"{corpus}-*.json": out / "results" / f"{corpus}-*.json"},
         after=tuple(f"{corpus}/{row}/{seed}" for row, seed in product(rows, seeds)),
-        alone=True,
+        exclusive=True,
     )
 
 
@@ -196,5 +204,5 @@ def _reproduce(
 
 
 def _faster(row: str, prefix: str) -> list[str]:
-    """What makes each model fastest on a GPU: scans have kernels of their own, the rest is compiled."""
+    """Return the flags that make a model fastest on a GPU: fused kernels for scan models, torch.compile for others."""
     return [f"{prefix}accelerate", *([f"{prefix}compile"] if row in TRANSFORMERS else [])]

@@ -1,11 +1,12 @@
-"""Does every study of docs/results.md that results/ does not hold yet, several at a time, and keeps what comes out.
+"""Run the studies of docs/results.md that are missing in results/, several at a time, and keep their results there.
 
-    python experiments/run.py --list                        # what is done, what is left, and every command
-    python experiments/run.py --lanes 3                     # all that is left; hours on one GPU
-    python experiments/run.py ptb ptb-1k --minutes 120      # some of it, until time is up
+    python experiments/run.py --list                        # list all jobs with their commands, done and remaining
+    python experiments/run.py --lanes 3                     # run all remaining jobs: hours on one GPU
+    python experiments/run.py ptb ptb-1k --minutes 120      # run the jobs of two studies for at most two hours
 
-Stop it whenever you like: the same command goes on. Exit code 3: something is left, or failed. Runs and sweeps are in
-studies/ and sweeps/, their output in studies/logs/. Then `make results` shows what is new. plan.py has the jobs.
+It can be interrupted at any time. To resume, run the same command again. The exit code is 3 if jobs remain or have
+failed. Runs are in studies/, sweeps in sweeps/ and logs in studies/logs/. `make results` then updates docs/results.md.
+plan.py defines the jobs.
 """
 
 import fnmatch
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # runs uninstalled too
+sys.path.insert(0, str(ROOT))  # works without installation
 
 import torch
 
@@ -34,10 +35,12 @@ from logdepth.errors import UserError
 from logdepth.progress import in_words
 
 LOGS = Path("studies") / "logs"
-LOOK_SECONDS, SAY_SECONDS = 0.5, 15.0
-ENDING_SECONDS = 45.0
-"""For a job that was asked to stop to save and end."""
-LEFT = 3
+POLL_SECONDS, STATUS_SECONDS = 0.5, 15.0
+"""Seconds between checks of the running jobs, and between status messages."""
+SHUTDOWN_SECONDS = 45.0
+"""Seconds that a job has to save and exit after SIGTERM, before it is killed."""
+EXIT_INCOMPLETE = 3
+"""Exit code if jobs remain or have failed."""
 
 
 def main() -> None:
@@ -46,42 +49,44 @@ def main() -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a study, as ptb, or jobs of it, as ptb/ar-grc or 'ptb/*/sweep'; * stands for anything; those named first "
-        "begin first, but for what must be alone (default: all)",
+        help="a study, such as ptb, or some of its jobs, such as ptb/ar-grc or 'ptb/*/sweep'; jobs start in the order "
+        "of the names, except that timing jobs run last and alone (default: all jobs)",
     )
-    parser.add_argument("--list", action="store_true", help="only say what is done and what is left")
-    parser.add_argument("--lanes", type=int, default=1, help="jobs at a time (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, help="after which to stop, with everything saved")
-    parser.add_argument("--data-dir", type=Path, help="the folder above those of the corpora (default: $LOGDEPTH_DATA)")
+    parser.add_argument("--list", action="store_true", help="list done and remaining jobs, and exit")
+    parser.add_argument("--lanes", type=int, default=1, help="number of jobs to run at a time (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="minutes after which to save and stop (default: unlimited)")
+    parser.add_argument("--data-dir", type=Path, help="root data directory (default: $LOGDEPTH_DATA)")
     given = parser.parse_args()
     if given.lanes < 1 or (given.minutes is not None and not given.minutes > 0):
-        raise UserError("--lanes must be at least 1, and --minutes above 0")
+        raise UserError(f"--lanes must be at least 1, and --minutes above 0; got {given.lanes} and {given.minutes}")
     data = given.data_dir or os.environ.get("LOGDEPTH_DATA")
     corpora = ROOT / "data" if data is None else Path(data)
     if given.data_dir is not None:
         refuse_if_missing(corpora)
     if data is not None:
         os.environ["LOGDEPTH_DATA"] = str(corpora.absolute())
-    every = jobs(from_the_project(corpora))
+    every = jobs(relative_to_root(corpora))
     os.chdir(ROOT)
-    chosen = chosen_of(every, given.names)
+    chosen = select_jobs(every, given.names)
     if given.list:
         print(listed(chosen))
         return
     if all(map(is_done, chosen)):
-        print("nothing is left: results/ holds all of it")
+        print("all selected jobs are done")
         return
     if not torch.cuda.is_available():
-        raise UserError("no GPU here, and days of work without; `python experiments/run.py --list` says what is left")
+        raise UserError(
+            "the experiments need a CUDA GPU, and none was found; `python experiments/run.py --list` lists the jobs"
+        )
     if data is not None:
         refuse_if_missing(Path(os.environ["LOGDEPTH_DATA"]))
-    refuse_without_what_it_reads(chosen, every)
-    with alone(LOGS, "another process runs experiments here"):
+    check_dependencies(chosen, every)
+    with alone(LOGS, "another process is running experiments in this folder; wait until it ends"):
         sys.exit(Campaign(chosen, given.lanes, given.minutes).run())
 
 
 def listed(chosen: Sequence[Job]) -> str:
-    """Every job with its command, then how many are done of each study."""
+    """List all jobs with their commands, then the number of done jobs of each study."""
     jobs_of: dict[str, list[Job]] = {}
     for job in chosen:
         jobs_of.setdefault(job.name.split("/")[0], []).append(job)
@@ -90,110 +95,115 @@ def listed(chosen: Sequence[Job]) -> str:
             *(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}" for job in chosen),
             *(f"{sum(map(is_done, of_study)):3} of {len(of_study):2}  {study}" for study, of_study in jobs_of.items()),
             f"{sum(map(is_done, chosen))} of {len(chosen)} jobs are done; "
-            "commands are typed in the project's folder, with $LOGDEPTH_DATA as the one above those of the corpora",
+            "run commands in the project's root folder, with $LOGDEPTH_DATA set to the root data directory",
         ]
     )
 
 
-def from_the_project(path: Path) -> Path:
-    """A path as it is typed in the project's folder: commands are kept with results."""
+def relative_to_root(path: Path) -> Path:
+    """Return a path relative to the project's root folder. Commands with such paths are recorded in results."""
     return Path(os.path.relpath(path, ROOT))
 
 
-def chosen_of(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
-    """Jobs by their names, or by their study's, in the order of `patterns`."""
+def select_jobs(every: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+    """Select jobs by their names or studies, in the order of `patterns`; without patterns, select all."""
 
     def matches(job: Job, pattern: str) -> bool:
         return any(fnmatch.fnmatch(job.name, one) for one in (pattern, f"{pattern}/*"))
 
     for pattern in patterns:
         if not any(matches(job, pattern) for job in every):
-            raise UserError(f"there is no job '{pattern}'; `python experiments/run.py --list` names them")
+            raise UserError(f"there is no job '{pattern}'; `python experiments/run.py --list` lists the jobs")
     if not patterns:
         return list(every)
     return list({job.name: job for pattern in patterns for job in every if matches(job, pattern)}.values())
 
 
 def refuse_if_missing(corpora: Path) -> None:
+    """Raise a UserError if the root data directory does not exist."""
     if not corpora.is_dir():
-        raise UserError(f"the folder of corpora, {corpora}, is not there")
+        raise UserError(f"the data directory {corpora} does not exist; set --data-dir to an existing one")
 
 
-def refuse_without_what_it_reads(chosen: Sequence[Job], every: Sequence[Job]) -> None:
-    """A job that reads what another would first have to make needs that one beside it."""
+def check_dependencies(chosen: Sequence[Job], every: Sequence[Job]) -> None:
+    """Raise a UserError if a job needs the results of another job that is neither done nor selected."""
     names = {job.name: job for job in every}
     for job in chosen:
         for other in job.after:
             if not is_done(job) and names[other] not in chosen and not is_done(names[other]):
-                raise UserError(f"'{job.name}' needs '{other}', which is not done; name it too")
+                raise UserError(f"'{job.name}' needs '{other}', which is not done; select it too")
 
 
 def is_done(job: Job) -> bool:
-    """Whether results/ holds all that the job makes."""
+    """Return whether results/ contains all files that the job keeps."""
     return all(any(kept.parent.glob(kept.name)) for kept in job.keeps.values())
 
 
 def typed(job: Job) -> str:
+    """Return the job's command line."""
     return shlex.join(["logdepth", *job.command])
 
 
 def copy(files: Mapping[Path, Path]) -> None:
-    """Files → places; a * in both names stands for the same."""
+    """Copy files to the places that they are mapped to. A * in a name matches anything, and keeps its value."""
     for source, target in files.items():
         for found in source.parent.glob(source.name):
             with replacing(target.with_name(found.name) if "*" in target.name else target) as new:
                 shutil.copyfile(found, new)
 
 
-def bring_what_is_begun(job: Job) -> str | None:
-    """Brings what results/ holds of it to where the command goes on from, unless that is further; else why not."""
-    for written, kept in job.begun.items():
-        here, there = whole_lines(written), whole_lines(kept)
+def restore_journals(job: Job) -> str | None:
+    """Copy a job's journals from results/ if they are longer than the local ones. Return an error message, or None."""
+    for written, kept in job.journals.items():
+        here, there = complete_lines(written), complete_lines(kept)
         if not here.startswith(there) and not there.startswith(here):
-            return f"{written} and {kept} went on from the same in two ways; remove one of them"
+            return f"{written} and {kept} have diverged; remove one of them"
         if len(there) > len(here):
             copy({kept: written})
     return None
 
 
-def keep_what_is_begun(job: Job) -> None:
-    """In results/, for as long as the job is not done."""
+def keep_journals(job: Job) -> None:
+    """Copy a job's journals to results/ if they are longer; remove them from there once the job is done."""
     done = is_done(job)
-    for written, kept in job.begun.items():
+    for written, kept in job.journals.items():
         if done:
             kept.unlink(missing_ok=True)
             continue
-        here, there = whole_lines(written), whole_lines(kept)
+        here, there = complete_lines(written), complete_lines(kept)
         if len(here) > len(there) and here.startswith(there):
             with replacing(kept) as new:
                 new.write_bytes(here)
 
 
-def whole_lines(file: Path) -> bytes:
-    """Without one that is still being written."""
+def complete_lines(file: Path) -> bytes:
+    """Return a file's content up to the end of the last complete line."""
     content = file.read_bytes() if file.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
+    """A running job."""
+
     job: Job
     process: "subprocess.Popen[bytes]"
     log: Path
-    began: float
-    """By the clock of files."""
+    started: float
+    """Start time, comparable with modification times of files."""
 
     def finished(self, written: Path) -> bool:
-        """Whether a file is of this job, not of one before it, whose config may have been another."""
-        return written.exists() and written.stat().st_mtime >= self.began
+        """Return whether this job has written a file, as opposed to an earlier job with another config."""
+        return written.exists() and written.stat().st_mtime >= self.started
 
-    def said_last(self) -> str:
+    def last_line(self) -> str:
+        """Return the last line of output that is not empty."""
         lines = self.log.read_text(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
 
 
 class Campaign:
-    """Jobs in order, so many at a time, until all are done or time is up."""
+    """Runs jobs in order, up to `lanes` at a time, until all are done or the time limit is reached."""
 
     def __init__(self, chosen: Sequence[Job], lanes: int, minutes: float | None, command: Sequence[str] = ()) -> None:
         self.waiting = [job for job in chosen if not is_done(job)]
@@ -206,20 +216,21 @@ class Campaign:
         self.stopping = False
 
     def run(self) -> int:
-        print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are done already", flush=True)
+        """Run the jobs; return the exit code."""
+        print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are already done", flush=True)
         for job in self.all:
-            keep_what_is_begun(job)
+            keep_journals(job)
         signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         before = {number: signal.signal(number, self._stop) for number in signals}
         try:
-            said = self.started
+            reported = self.started
             while not self.stopping and (self.running or self._startable()):
                 self._start_some()
-                time.sleep(LOOK_SECONDS)
-                self._look()
-                if time.monotonic() - said > SAY_SECONDS:
-                    said = time.monotonic()
-                    self._say_how_far()
+                time.sleep(POLL_SECONDS)
+                self._poll()
+                if time.monotonic() - reported > STATUS_SECONDS:
+                    reported = time.monotonic()
+                    self._report_status()
                 if self.deadline is not None and time.monotonic() > self.deadline:
                     self.stopping = True
         finally:
@@ -232,23 +243,23 @@ class Campaign:
         self.stopping = True
 
     def _startable(self) -> Job | None:
-        """The first whose turn it can be; what must be alone, when there is nothing else to start or to wait for."""
+        """Return the next job that can start. An exclusive job starts only if no other job can start or is running."""
         ready = [job for job in self.waiting if all(is_done(other) for other in self.all if other.name in job.after)]
-        if any(one.job.alone for one in self.running):
+        if any(one.job.exclusive for one in self.running):
             return None
-        if beside_others := [job for job in ready if not job.alone]:
-            return beside_others[0]
+        if shared := [job for job in ready if not job.exclusive]:
+            return shared[0]
         return ready[0] if ready and not self.running else None
 
     def _start_some(self) -> None:
         while len(self.running) < self.lanes and (job := self._startable()):
             self.waiting.remove(job)
-            copy(job.starts_from)
-            if reason := bring_what_is_begun(job):
+            copy(job.inputs)
+            if reason := restore_journals(job):
                 self.failed.append(job.name)
                 self._say(f"{job.name}: {reason}")
                 continue
-            began = time.time()
+            started = time.time()
             log = LOGS / f"{job.name.replace('/', '-')}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
@@ -257,50 +268,52 @@ class Campaign:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is ours to pass on
+                    start_new_session=True,  # this process passes Ctrl-C on
                     preexec_fn=partial(program.signal_when_parent_ends, signal.SIGTERM),
                 )
-            self.running.append(Running(job=job, process=process, log=log, began=began))
+            self.running.append(Running(job=job, process=process, log=log, started=started))
             self._say(f"{job.name}: {typed(job)}")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
+        """Keep the files that running jobs have written, and handle jobs that have ended."""
         for one in list(self.running):
             code = one.process.poll()
-            accepted = code == 0 or (code == LEFT and one.job.in_parts)  # what lay there before too
+            # With these exit codes the command has also accepted files from before it started.
+            accepted = code == 0 or (code == EXIT_INCOMPLETE and one.job.keep_incomplete)
             for written, kept in one.job.keeps.items():
-                if not kept.exists() and (accepted or (one.job.in_parts and one.finished(written))):
+                if not kept.exists() and (accepted or (one.job.keep_incomplete and one.finished(written))):
                     copy({written: kept})
             if code is None:
                 continue
             self.running.remove(one)
-            keep_what_is_begun(one.job)
-            took = in_words(time.time() - one.began)
+            keep_journals(one.job)
+            took = in_words(time.time() - one.started)
             if is_done(one.job) and (accepted or self.stopping):
                 self._say(f"{one.job.name}: done in {took}")
             elif not self.stopping:
                 self.failed.append(one.job.name)
-                self._say(f"{one.job.name}: failed after {took}, exit code {code}: {one.said_last()} ({one.log})")
+                self._say(f"{one.job.name}: failed after {took}, exit code {code}: {one.last_line()} ({one.log})")
 
     def _end(self) -> None:
-        """Asks what still runs to save and stop; keeps what it has finished."""
+        """Ask the running jobs to save and stop, and keep the files that they have finished."""
         self.stopping = True
         if self.running:
-            self._say(f"asking {len(self.running)} jobs to save and stop, within {ENDING_SECONDS:.0f} s")
+            self._say(f"asking {len(self.running)} jobs to save and stop within {SHUTDOWN_SECONDS:.0f} s")
         for one in self.running:
             one.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + ENDING_SECONDS
+        end = time.monotonic() + SHUTDOWN_SECONDS
         for one in self.running:
             try:
                 one.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(one.process.pid, signal.SIGKILL)  # with what it started: compilers
+                os.killpg(one.process.pid, signal.SIGKILL)  # including its child processes, such as compilers
                 one.process.wait()
-        self._look()
+        self._poll()
 
-    def _say_how_far(self) -> None:
+    def _report_status(self) -> None:
         for one in self.running:
-            keep_what_is_begun(one.job)
-            self._say(f"  {one.job.name}: {one.said_last()}")
+            keep_journals(one.job)
+            self._say(f"  {one.job.name}: {one.last_line()}")
 
     def _say(self, line: str) -> None:
         print(f"[{in_words(time.monotonic() - self.started)}] {line}", flush=True)
@@ -309,10 +322,10 @@ class Campaign:
         left = [job.name for job in self.all if not is_done(job)]
         self._say(f"{len(self.all) - len(left)} of {len(self.all)} jobs are done")
         if self.failed:
-            print(f"failed: {', '.join(self.failed)}; what they said is above or in {LOGS}")
+            print(f"failed: {', '.join(self.failed)}; see the messages above and the logs in {LOGS}")
         if left:
-            print(f"left: {', '.join(left)}; the same command goes on")
-        return LEFT if left else 0
+            print(f"left: {', '.join(left)}; run the same command again to continue")
+        return EXIT_INCOMPLETE if left else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place under another name, synced, then renamed."""
+"""Atomic writes: a file is written under a temporary name in its folder, synced to disk, then renamed."""
 
 import contextlib
 import errno
@@ -14,8 +14,8 @@ from typing import Any
 
 from logdepth.errors import UserError
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NOT_HERE = {
+DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PATH_ERRORS = {
     errno.EACCES,
     errno.EROFS,
     errno.EPERM,
@@ -26,13 +26,14 @@ NOT_HERE = {
     errno.ENAMETOOLONG,
 }
 ABANDONED_SECONDS = 60
+"""Minimum age in seconds at which an unlocked temporary folder counts as abandoned."""
 PARTIAL = ".partial-"
-"""How the names begin of what is still being written; nothing that loads ever has such a name."""
+"""Prefix of temporary names. Nothing that is read has such a name."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` when the block ends well and is removed when it does not."""
+    """Yield a temporary path. When the block succeeds, it is renamed to `path`; when it fails, it is removed."""
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
@@ -47,21 +48,21 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends well. Where another was first, its own stays."""
+    """Yield a temporary folder. When the block succeeds, it is renamed to `path`, unless that already exists."""
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
         lock = os.open(partial, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, however that ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it however the process ends
         try:
             yield partial
             for file in partial.iterdir():
                 _sync(file)
-            partial.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+            partial.chmod(0o755)  # mkdtemp creates folders that only their owner can read
             _sync(partial)
             if path.exists() and not path.is_dir():
-                raise UserError(f"cannot write {path}: something that is not a folder is in its place; move it away")
+                raise UserError(f"cannot write {path}: it exists and is not a folder; move it to another folder")
             try:
                 partial.rename(path)
             except OSError as error:
@@ -74,11 +75,11 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what killed processes left: partial folders that nobody holds."""
+    """Remove the temporary folders of killed processes, which no process has locked."""
     for partial in folder.glob(f"{PARTIAL}*/"):
         with contextlib.suppress(OSError):
             if time.time() - partial.stat().st_mtime < ABANDONED_SECONDS:
-                continue  # its owner may not have come to locking it yet
+                continue  # its owner may not have locked it yet
             lock = os.open(partial, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,9 +90,10 @@ def _remove_abandoned(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path, refusal: str | None = None) -> Iterator[None]:
-    """Only one process at a time in a folder; others are refused, or wait where there is no refusal.
+    """Hold a folder's lock during the block, so that only one process at a time is inside.
 
-    The lock goes with the process, however it ends.
+    If another process holds the lock, raise a UserError with the message `refusal`; without one, wait. The kernel
+    releases the lock however the process ends.
     """
     with readable_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,19 +107,22 @@ def alone(folder: Path, refusal: str | None = None) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file. Raise a UserError that names the file if it is missing, unreadable or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path} is not there") from None
+        raise UserError(f"{path} does not exist") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -126,19 +131,21 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def readable_disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk and missing rights into one line that names the file."""
+    """Convert a full disk and missing permissions into a UserError of one line that names the file."""
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM:
-            raise UserError(f"no room left to write {path}: free some space and run the same command again") from error
-        if error.errno in NOT_HERE:
-            raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from error
+        if error.errno in DISK_FULL_ERRORS:
+            raise UserError(
+                f"cannot write {path}: no space left; free some space and run the same command again"
+            ) from error
+        if error.errno in PATH_ERRORS:
+            raise UserError(f"cannot write {path}: {error.strerror}; choose another folder") from error
         raise
 
 
 def _sync(path: Path) -> None:
-    """Asks the system to put a file or a folder's entries on disk, so that a rename never outlives its content."""
+    """Flush a file or a folder's entries to disk, so that a rename never becomes durable before the content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Configs as plain data: frozen dataclasses to JSON and back, strictly. It knows no config of the project.
+"""Strict conversion of frozen dataclasses to JSON-compatible dicts and back.
 
-A field that may hold one of several dataclasses is written with its class name under "kind".
+If a field can hold one of several dataclasses, the class name is stored under "kind".
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ KIND = "kind"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as what JSON can hold, defaults included: a run's record must not change when defaults do."""
+    """Convert a config to a JSON-compatible dict. It includes defaults, because a record must not change with them."""
     hints = typing.get_type_hints(type(config))
     return {field.name: _encode(hints[field.name], getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
-    """The config that `to_dict` wrote; fields that are missing take their defaults, unknown ones are errors."""
+    """Create a config from the output of `to_dict`. Missing fields get their defaults; unknown fields are errors."""
     if not isinstance(saved, dict):
         raise UserError(f"{where}: expected a mapping of fields of {cls.__name__}; got {saved!r}")
     hints = typing.get_type_hints(cls)
@@ -42,7 +42,7 @@ def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
 
 
 def flattened(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What `to_dict` gives, as dotted names to values."""
+    """Flatten a nested dict, such as the output of `to_dict`, to dotted names."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -54,12 +54,12 @@ def _has_no_default(field: "dataclasses.Field[Any]") -> bool:
 
 
 def override(config: Config, changes: dict[str, Any], where: str = "config") -> Config:
-    """The config with some fields changed; `changes` is nested as `to_dict` nests, and holds only what differs."""
+    """Return a config with some fields changed. `changes` is nested like the output of `to_dict`."""
     return from_dict(type(config), _merged(to_dict(config), changes, where), where)
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What `override` changes in one config to make the other, both as `to_dict` gives them."""
+    """Return the changes that `override` needs to turn one config into another, both as outputs of `to_dict`."""
     if before.get(KIND) != after.get(KIND):
         return after
     found = {}
@@ -139,7 +139,7 @@ def _decode_dataclass(kinds: dict[str, type], value: Any, where: str) -> Any:
     rest = dict(value)
     kind = rest.pop(KIND, None)
     if not isinstance(kind, str) or kind not in kinds:
-        raise UserError(f"{where}.{KIND}: {kind!r} is not known{did_you_mean(str(kind), kinds)}")
+        raise UserError(f"{where}.{KIND}: unknown kind {kind!r}{did_you_mean(str(kind), kinds)}")
     return from_dict(kinds[kind], rest, where)
 
 

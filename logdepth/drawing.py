@@ -1,4 +1,4 @@
-"""How figures look, in one place. It knows lines and files, not what they show; matplotlib is an extra."""
+"""The style of all figures, and how they are saved. matplotlib is an optional dependency."""
 
 import contextlib
 import html
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INK = "#1c2733"
 FAINT = "#7a8794"
 COLOURS = ("#2f74c0", "#d9730d", "#2a9d6f", "#b0569e", "#c8453b", "#8a7a1f", "#4b9db8", "#7d6ad0")
-"""Told apart by most eyes, on white and on black."""
+"""Line colours that are distinguishable on white and on black, also for most colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE: Any = {
     "font.size": 10,
@@ -42,23 +42,24 @@ STYLE: Any = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
-    "svg.hashsalt": "logdepth",  # the same file every time
+    "svg.hashsalt": "logdepth",  # makes SVG files reproducible
 }
 
 
 def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def require_matplotlib() -> None:
-    """An error before any work, where figures could not be drawn after it."""
+    """Raise a UserError if matplotlib is not installed. Call this before work whose outcome includes figures."""
     if not can_draw():
         raise UserError("figures need matplotlib; install it with: pip install '.[report]'")
 
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Around whatever draws, or as a decorator on it: lines, labels and legends look as ours do."""
+    """Apply the project's style to figures, as a context manager or a decorator."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -66,7 +67,7 @@ def house_style() -> Iterator[None]:
 
 
 def new_figure(width: float = 5.4, height: float = 4.2, columns: int = 1) -> "tuple[Figure, list[Axes]]":
-    """A figure with axes side by side, sizes in inches. No window is ever opened."""
+    """Create a figure with a row of axes, without opening a window. Sizes are in inches."""
     from matplotlib.figure import Figure
 
     with house_style():
@@ -76,26 +77,29 @@ def new_figure(width: float = 5.4, height: float = 4.2, columns: int = 1) -> "tu
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """`path`.svg and `path`.png, on white."""
+    """Save a figure as `path`.svg and `path`.png with a white background."""
     for suffix in ("svg", "png"):
         with replacing(path.with_name(f"{path.name}.{suffix}")) as partial:
             partial.write_bytes(_drawn(figure, suffix, transparent=False))
 
 
 def save_svg(figure: "Figure", path: Path, source: str) -> None:
-    """The SVG alone; `source`, of what it was drawn, stands in its metadata: see `source_of`."""
+    """Save a figure as SVG. `source`, which describes the drawn data, is stored in its metadata for `source_of`."""
     with replacing(path) as partial:
         partial.write_bytes(_drawn(figure, "svg", transparent=False, source=source))
 
 
 def source_of(path: Path) -> str | None:
-    """What `save_svg` was told that the figure is drawn from."""
+    """Return the `source` that `save_svg` stored in an SVG file; None if there is none."""
     found = re.search(r"<dc:source>(.*?)</dc:source>", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     return found and html.unescape(found[1])
 
 
 def as_svg(figure: "Figure", name: str, caption: str) -> str:
-    """For a page: no background, ink in the colour of the text around it. `name` keeps its ids apart from others'."""
+    """Return a figure as SVG for an HTML page: no background, and text in the colour of the page.
+
+    `name` is prefixed to all ids, so that figures on one page do not conflict.
+    """
     drawn = _drawn(figure, "svg", transparent=True).decode()
     drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)

@@ -1,20 +1,20 @@
-"""UserError: a mistake that its user can mend. The message is one line: what was wrong, the value, and what to do."""
+"""UserError: an error that the user can correct. Its message of one line names the problem, the value and a remedy."""
 
 import difflib
 from collections.abc import Iterable
 
-CLOSE = 0.6
-"""How alike, of 1, what was typed and what may have been meant have to be."""
+MIN_SIMILARITY = 0.6
+"""Similarity, from 0 to 1, from which a known name is suggested for a mistyped one."""
 
 
 class UserError(Exception):
-    """Shown without a traceback by the command line, which then exits with code 2."""
+    """An error that the user can correct. The command line prints it without a traceback and exits with code 2."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the list of what there is where nothing is close."""
+    """Return `; did you mean 'x'?` for the most similar known name, or else a list of the known names."""
     names = list(known)
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=CLOSE)
+    close = difflib.get_close_matches(wrong, names, n=1, cutoff=MIN_SIMILARITY)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; there are: {', '.join(names[:8])}" + (f", … ({len(names)} in all)" if len(names) > 8 else "")
+    return f"; there are: {', '.join(names[:8])}" + (f", … ({len(names)} in total)" if len(names) > 8 else "")

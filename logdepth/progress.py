@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a live bar on a terminal, plain lines from time to time elsewhere."""
+"""Progress of long-running work on stderr: a live bar on a terminal, otherwise a line every few seconds."""
 
 import sys
 import time
@@ -6,12 +6,13 @@ from types import TracebackType
 from typing import Any, Self
 
 PLAIN_SECONDS = 10.0
-SHARE_TO_JUDGE_BY = 0.01
-"""Of the work: before, it may all have been getting ready."""
+"""Seconds between lines if stderr is not a terminal."""
+MIN_FRACTION_FOR_ESTIMATE = 0.01
+"""Completed fraction of the work from which the remaining time is estimated. Before it, setup time may dominate."""
 
 
 class Progress:
-    """One piece of work with a known or unknown total, in units that the caller names; % is a unit too."""
+    """The progress of one piece of work, in units that the caller names, with a known or unknown total."""
 
     def __init__(self, label: str, total: float | None = None, *, unit: str = "steps", done: float = 0) -> None:
         self.label, self.total, self.unit = label, total, unit
@@ -32,10 +33,10 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
         elif kind is None and self.done > self.first and self.last_line > self.started:
-            self._line("")  # work that was long enough for lines gets a last one
+            self._line("")  # a last line, if the work was long enough to print any
 
     def update(self, done: float, note: str = "") -> None:
-        """Tell how far the work is; cheap enough for every step."""
+        """Set the completed amount. This is cheap enough to call at every step."""
         self.done = done
         if self.bar is not None:
             self.bar.update(self.task, completed=done, note=note)
@@ -43,19 +44,19 @@ class Progress:
             self._line(note)
 
     def skip(self, done: float) -> None:
-        """So far it was before: what took no time now says nothing of how long the rest takes."""
+        """Set the completed amount to work that was done earlier. It does not enter the estimate of remaining time."""
         self.first += done - self.done
         self.update(done)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that remains visible."""
         if self.bar is not None:
             self.bar.console.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def remark(self, line: str) -> None:
-        """A line that whoever asked for the work should know: something is not as they may think."""
+        """Print a line about something that the user may not expect."""
         self.say(line)
 
     def _line(self, note: str) -> None:
@@ -63,7 +64,7 @@ class Progress:
         seconds = self.last_line - self.started
         of = f"/{self.total:,}" if self.total is not None and self.unit != "%" else ""
         left = ""
-        if self.total is not None and self.done - self.first > SHARE_TO_JUDGE_BY * (self.total - self.first):
+        if self.total is not None and self.done - self.first > MIN_FRACTION_FOR_ESTIMATE * (self.total - self.first):
             left = f", {in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
         done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,}"
@@ -71,7 +72,7 @@ class Progress:
 
 
 class Part:
-    """One of the pieces of a larger work: progress in it is progress of the whole, by its share."""
+    """One part of a larger piece of work. Its progress advances the whole in proportion to its share."""
 
     def __init__(self, whole: Progress, label: str, total: float, share: float, *, done: float = 0) -> None:
         self.whole, self.label, self.total, self.share = whole, label, total, share
@@ -86,17 +87,20 @@ class Part:
         pass
 
     def update(self, done: float, note: str = "") -> None:
+        """Set the completed amount of this part."""
         self.whole.update(self.before + self.share * done / self.total, f"{self.label}: {note}" if note else self.label)
 
     def say(self, line: str) -> None:
+        """Print a line that remains visible, with the label of this part."""
         self.whole.say(f"{self.label}: {line}")
 
     def remark(self, line: str) -> None:
+        """Print a line about something that the user may not expect."""
         self.say(line)
 
 
 def in_words(seconds: float) -> str:
-    """A duration as people say it: 45 s, 3 min 20 s, 2 h 5 min."""
+    """Format a duration, such as 45 s, 3 min 20 s or 2 h 5 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

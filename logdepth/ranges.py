@@ -1,11 +1,11 @@
-"""Checks that several configs share."""
+"""Range checks that several configs share."""
 
 import dataclasses
 from typing import Any
 
 
 def check_dropouts(config: Any) -> None:
-    """Every field whose name ends in `dropout` must be a probability below 1."""
+    """Raise a ValueError unless all fields whose names end in `dropout` are probabilities below 1."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name.endswith("dropout") and not 0 <= value < 1:

@@ -1,8 +1,8 @@
-"""Recipes: every model on every corpus, as the paper's tables have them. A recipe is a function that returns a config.
+"""Recipes: functions that return a run's config, one for each model on each corpus, as in the paper's tables.
 
-`SETTINGS` has a column of the paper's tables for each corpus; the rows are what the configs in `MODELS` call theirs. So
-a new corpus, model or operator has its recipes as soon as it is in its list. A variant is `dataclasses.replace` on what
-a recipe returns. Where the paper gives no number, ours stands beside the reason in docs/paper-to-code.md.
+`SETTINGS` contains the settings of each corpus, a column of the paper's tables. The configs in `MODELS` define the
+rows. A new corpus, model or operator therefore has recipes as soon as it is listed. To vary a recipe, apply
+`dataclasses.replace` to the config that it returns. docs/paper-to-code.md explains values that the paper does not give.
 """
 
 from collections.abc import Callable
@@ -23,23 +23,24 @@ from logdepth.runs import RunConfig, TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A column of the paper's tables."""
+    """The settings of a corpus: a column of the paper's tables."""
 
     vocab_size: int
     size: Size
     train: TrainConfig
-    """Of a ScanLM."""
+    """Training settings of the scan model."""
     baseline_rate: float
-    """Peak learning rate of the other models; the rest of their training is the same."""
+    """Peak learning rate of the other models. Their other training settings are the same."""
 
     def train_of(self, model: ModelConfig) -> TrainConfig:
+        """Return the training settings of a model."""
         if isinstance(model, ScanLMConfig):
             return self.train
         return replace(self.train, learning_rate=self.baseline_rate)
 
 
 PYDOCS = Setting(
-    # Small enough for minutes on a laptop's processor.
+    # Small enough to train within minutes on a laptop CPU.
     vocab_size=1_000,
     size=Size(embed_width=128, state_width=128, layer_width=128, num_layers=4, num_heads=4),
     train=TrainConfig(
@@ -54,7 +55,7 @@ PYDOCS = Setting(
     baseline_rate=2e-3,
 )
 PTB = Setting(
-    # The paper gives no learning rate; ours is the prototype's.
+    # The paper gives no learning rate; this is that of our prototype.
     vocab_size=1_500,
     size=Size(
         embed_width=256, state_width=256, dropout=0.1, layer_width=192, num_layers=8, num_heads=6, layer_dropout=0.1
@@ -78,7 +79,7 @@ WIKITEXT2 = Setting(
     baseline_rate=1e-4,
 )
 WEB = Setting(
-    # One pass at most: the corpus is too large for epochs. Validation every 2,000 steps.
+    # At most one epoch, because the corpus is large.
     vocab_size=50_000,
     size=Size(
         embed_width=768,
@@ -101,17 +102,17 @@ SETTINGS: dict[str, Setting] = {
     "openwebtext2": WEB,
     "webmix": WEB,
 }
-"""Corpus → setting. A corpus that is not here has PTB's."""
+"""Maps corpora to settings. A corpus that is not listed has the settings of PTB."""
 
 
 def rows_of(corpus: str) -> dict[str, ModelConfig]:
-    """The models that are compared on a corpus, by the names that they have in tables."""
+    """Return the models that are compared on a corpus, by their names in tables."""
     size = SETTINGS.get(corpus, PTB).size
     rows: dict[str, ModelConfig] = {}
     for model in MODELS.values():
         for name, row in model.rows(size).items():
             if name in rows:
-                raise ValueError(f"two models in MODELS have a row '{name}'")
+                raise ValueError(f"two models in MODELS have a row '{name}'; rename one")
             rows[name] = row
     return rows
 
@@ -153,11 +154,11 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     for corpus in CORPUS_NAMES
     for row, model in (*rows_of(corpus).items(), ("hybrid", hybrid(corpus)))
 }
-"""Name → function. The rows of the paper's tables, and a hybrid of several kinds of blocks, for every corpus."""
+"""Maps names to functions that return a config: the rows of the paper's tables and a hybrid, for every corpus."""
 
 
 def recipe(name: str, **changes: Any) -> RunConfig:
-    """The config of a recipe, by name, with some fields changed: `recipe("ptb-ar-grc", **{"train.epochs": 3})`."""
+    """Return the config of a recipe by its name, with some fields changed: `recipe("ptb-ar-grc", **{"seed": 3})`."""
     if name not in RECIPES:
         raise UserError(f"there is no recipe '{name}'{did_you_mean(name, RECIPES)}")
     nested: dict[str, Any] = {}
@@ -171,20 +172,26 @@ def recipe(name: str, **changes: Any) -> RunConfig:
 
 
 def changes_in(file: Path) -> dict[str, Any]:
-    """What a file for --config says: of a sweep, its best; the config.json of a run, a result file or one's own."""
-    said: Any = read_json(file)
-    if not isinstance(said, dict):
-        raise UserError(f"{file}: expected a mapping of fields of a run's config")
-    if not said.keys() & {"best", "best_config", "trials", "space"}:
-        return said
-    if not isinstance(said.get("recipe"), str) or not {"best", "best_config"} <= said.keys():
-        raise UserError(f"{file} is a damaged record of a sweep, or one of an older logdepth; use its best.json")
-    if said["best"] is None:
-        raise UserError(f"{file} is the record of a sweep that has no complete trial yet; go on with that sweep")
-    return {"recipe": said["recipe"], "config": said["best_config"]}
+    """Read a file for --config.
+
+    The file may be a sweep's best.json or sweep.json, a run's config.json, a result file, or a file with fields of a
+    run's config. For a sweep.json, the changes of its best trial are returned.
+    """
+    saved: Any = read_json(file)
+    if not isinstance(saved, dict):
+        raise UserError(f"{file}: expected a mapping of fields of a run's config; got a {type(saved).__name__}")
+    if not saved.keys() & {"best", "best_config", "trials", "space"}:
+        return saved
+    if not isinstance(saved.get("recipe"), str) or not {"best", "best_config"} <= saved.keys():
+        raise UserError(
+            f"{file} is a sweep.json that is damaged or was written by an older logdepth; use the sweep's best.json"
+        )
+    if saved["best"] is None:
+        raise UserError(f"{file} is the sweep.json of a sweep without a complete trial; continue that sweep first")
+    return {"recipe": saved["recipe"], "config": saved["best_config"]}
 
 
 def parameters_of(config: RunConfig) -> int:
-    """How many parameters the model of a config has, without building it."""
+    """Count the parameters of a config's model without allocating them."""
     with torch.device("meta"):
         return num_parameters(config.model.build(config.data.tokenizer.vocab_size))

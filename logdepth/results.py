@@ -1,7 +1,7 @@
-"""Result files: what a run measured, one JSON file a run, and what models cost, one a device.
+"""Result files: one JSON file per run with its measurements, and one per device with the times of all models.
 
-Every table and figure is made from them, so they hold all that may be asked later, and merge by being copied together.
-All but `made` is the same whenever and however often interrupted a run is made on the same machine.
+All tables and figures are made from these files. Studies are merged by copying their files into one folder. On the
+same machine a run always produces the same file except `made`, even if it is interrupted and resumed.
 """
 
 import itertools
@@ -25,7 +25,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
-    """A split of the text."""
+    """Counts and checksum of one split."""
 
     tokens: int
     unknown: int
@@ -37,6 +37,7 @@ class SplitFacts:
 
     @classmethod
     def of(cls, info: StoreInfo) -> "SplitFacts":
+        """Create the facts of a token store."""
         return cls(
             tokens=info.tokens,
             unknown=info.unknown,
@@ -50,7 +51,7 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """The text that a run trained on and was measured on."""
+    """The text on which a run was trained and evaluated."""
 
     corpus: str
     store: str
@@ -61,6 +62,7 @@ class DataFacts:
 
     @classmethod
     def of(cls, prepared: Prepared) -> "DataFacts":
+        """Create the facts of a prepared corpus."""
         infos = {split: store.info for split, store in prepared.stores.items()}
         return cls(
             corpus=infos["test"].corpus,
@@ -74,7 +76,7 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The test split at one context length."""
+    """The evaluation of a test split at one context length."""
 
     context: int
     tokens: int
@@ -86,6 +88,7 @@ class Measured:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Measured":
+        """Create the record of an evaluation."""
         return cls(
             context=evaluation.context,
             tokens=evaluation.tokens,
@@ -99,17 +102,17 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherText:
-    """Text that is not the run's own, in its tokens."""
+    """The evaluation of a run on text other than its own corpus, with the run's tokenizer."""
 
     name: str
     text: SplitFacts
     test: tuple[Measured, ...]
-    """At some context lengths, ascending."""
+    """Evaluations by ascending context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionLoss:
-    """Nats a token at each position of windows of the test split; null where nothing was predicted."""
+    """Loss in nats per token at each position of a window, over the test split; None if nothing was predicted there."""
 
     context: int
     nats: tuple[float | None, ...]
@@ -117,13 +120,14 @@ class PositionLoss:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "PositionLoss":
+        """Create the record of an evaluation's loss by position."""
         nats = tuple(round(nats, 6) if math.isfinite(nats) else None for nats in evaluation.position_loss.tolist())
         return cls(context=evaluation.context, nats=nats, tokens=tuple(evaluation.position_tokens.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """Training loss since the point before, or validation loss, at a step."""
+    """A point of a loss curve: the validation loss at a step, or the training loss since the previous point."""
 
     step: int
     loss: float
@@ -131,28 +135,30 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
+    """A generated text and its prompt."""
+
     prompt: str
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """How this file came to be: what another making of the same run would not repeat."""
+    """How the file was made: the facts that differ if the same run is made again."""
 
     command: str
     at: str
     training_seconds: float
     tokens_per_second: float | None
-    """In training, the median over its lines of metrics."""
+    """Median training speed over the run's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run: a model, trained on a corpus from a seed, and measured."""
+    """The result of one run: a model trained on a corpus from a seed and evaluated."""
 
     recipe: str
     row: str
-    """The model's name in tables: the recipe's without the corpus."""
+    """The model's name in tables: the recipe's name without the corpus."""
     config: RunConfig
     parameters: int
     data: DataFacts
@@ -162,9 +168,9 @@ class RunResult:
     finished: str
     """Why training ended."""
     valid_loss: float
-    """The best, whose weights were measured."""
+    """The lowest validation loss. The weights with this loss were evaluated."""
     test: tuple[Measured, ...]
-    """At each context length, ascending."""
+    """Evaluations of the test split by ascending context length."""
     positions: PositionLoss
     train_curve: tuple[CurvePoint, ...]
     valid_curve: tuple[CurvePoint, ...]
@@ -174,24 +180,26 @@ class RunResult:
 
     def __post_init__(self) -> None:
         if not self.test:
-            raise ValueError("test must hold a measurement")
+            raise ValueError("test must contain at least one evaluation")
         if missing := {"train", "valid", "test"} - self.data.splits.keys():
             raise ValueError(f"data.splits has no {min(missing)}")
         if "device" not in self.environment:
             raise ValueError("environment has no device")
 
     def at(self, context: int) -> Measured | None:
-        """What was measured at a context length."""
+        """Return the evaluation at a context length; None if there is none."""
         return next((one for one in self.test if one.context == context), None)
 
     @property
     def main(self) -> Measured:
-        """At the length that the model was trained at, or the nearest there is."""
+        """The evaluation at the training length, or at the nearest length."""
         return min(self.test, key=lambda one: abs(one.context - self.config.train.context))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTimings:
+    """The times of one model."""
+
     recipe: str
     row: str
     parameters: int
@@ -200,7 +208,7 @@ class ModelTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingResult:
-    """All models of a study timed in one sitting on one device: their ratios mean something."""
+    """The times of all models of a study, measured together on one device, so that their ratios are meaningful."""
 
     corpus: str
     what: What
@@ -208,22 +216,22 @@ class TimingResult:
     environment: dict[str, Any]
     models: tuple[ModelTimings, ...]
     accelerated: bool = False
-    """Whether CUDA graphs were on, and fused kernels for models that have them."""
+    """Whether CUDA graphs were used, and fused kernels for models that have them."""
     compiled: bool = False
-    """Whether torch.compile was on, for models without fused kernels."""
+    """Whether torch.compile was used for models without fused kernels."""
     made: str
-    """The command."""
+    """The command that made the file."""
 
     def __post_init__(self) -> None:
         contexts = {tuple(one.context for one in model.timings) for model in self.models}
         if len(contexts) != 1 or contexts == {()}:
-            raise ValueError("models must hold timings of each model at the same lengths")
+            raise ValueError("models must contain timings of each model at the same lengths")
         if "device" not in self.environment:
             raise ValueError("environment has no device")
 
 
 class Results(NamedTuple):
-    """All that a folder of result files holds."""
+    """All results in a folder."""
 
     runs: list[RunResult]
     timings: list[TimingResult]
@@ -233,7 +241,7 @@ SCHEMAS: dict[str, type[RunResult | TimingResult]] = {"logdepth.run": RunResult,
 
 
 def write_result(path: Path, result: RunResult | TimingResult) -> None:
-    """A line for each field: half the size of JSON with a line for each number, and a diff still says what changed."""
+    """Write a result file with one line per field, which is compact and still gives readable diffs."""
     schema = next(name for name, kind in SCHEMAS.items() if isinstance(result, kind))
     fields = {"schema": schema, "version": VERSION} | to_dict(result)
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
@@ -241,28 +249,28 @@ def write_result(path: Path, result: RunResult | TimingResult) -> None:
 
 
 def read_result(path: Path) -> RunResult | TimingResult:
-    """A result file, strictly: whatever is not as it should be is an error that names the file."""
+    """Read a result file strictly. Any deviation from the schema is a UserError that names the file."""
     try:
         saved = read_json(path)
     except UserError as error:
-        raise UserError(f"{error}; remove it: the `logdepth reproduce` that made it makes it again") from None
+        raise UserError(f"{error}; remove it and run the `logdepth reproduce` command that made it again") from None
     schema = saved.get("schema") if isinstance(saved, dict) else None
     if schema not in SCHEMAS:
-        raise UserError(f"{path} is not a result file of logdepth: its schema is {schema!r}; move it away")
+        raise UserError(f"{path} is not a result file of logdepth: its schema is {schema!r}; move it to another folder")
     if saved.get("version") != VERSION:
         raise UserError(
             f"{path} has version {saved.get('version')} of '{schema}'; this logdepth reads version {VERSION}: "
-            "make it again, or use the logdepth that wrote it"
+            "make it again, or use the version of logdepth that wrote it"
         )
     fields = {name: value for name, value in saved.items() if name not in ("schema", "version")}
     try:
         return from_dict(SCHEMAS[schema], fields, str(path))
     except UserError as error:
-        raise UserError(f"{error}; the file is damaged or was changed: remove it and make it again") from None
+        raise UserError(f"{error}; the file is damaged or was edited: remove it and make it again") from None
 
 
 def read_results(folder: Path) -> Results:
-    """Every result file of a folder, by name; an error where they do not belong together."""
+    """Read all result files of a folder in order of their names. Raise a UserError if they are incompatible."""
     files = {path: read_result(path) for path in sorted(folder.glob("*.json"))}
     runs = {path: result for path, result in files.items() if isinstance(result, RunResult)}
     timings = {path: result for path, result in files.items() if isinstance(result, TimingResult)}
@@ -273,13 +281,16 @@ def read_results(folder: Path) -> Results:
     for path, timing in timings.items():
         if {timing.corpus} != corpora:
             raise UserError(
-                f"{path} is of the corpus '{timing.corpus}', not '{min(corpora)}'; keep it in another folder"
+                f"{path} belongs to the corpus '{timing.corpus}', not '{min(corpora)}'; move it to another folder"
             )
     return Results(list(runs.values()), list(timings.values()))
 
 
 def refuse_other_text(texts: Mapping[str, DataFacts], folder: Path) -> None:
-    """Numbers from different texts or tokens must not stand in one table. `texts`: whose they are → what they are."""
+    """Raise a UserError if results are from different texts or tokenizers and so must not share a table.
+
+    `texts` maps the name of each result to its text.
+    """
     for (first_name, first), (name, data) in itertools.product(list(texts.items())[:1], texts.items()):
         for what, mine, firsts in (
             ("test text", data.splits["test"].sha256, first.splits["test"].sha256),
@@ -288,19 +299,19 @@ def refuse_other_text(texts: Mapping[str, DataFacts], folder: Path) -> None:
         ):
             if mine != firsts:
                 raise UserError(
-                    f"{folder}: {name} has another {what} than {first_name}; their numbers cannot stand in one table: "
-                    "keep them in two folders"
+                    f"{folder}: {name} has another {what} than {first_name}, so they cannot share a table; "
+                    "move one of them to another folder"
                 )
 
 
 def _refuse_other_configs(runs: Mapping[Path, RunResult]) -> None:
-    """The seeds of a row are of one config, each there once: else their mean would mean nothing."""
+    """Raise a UserError if runs of a row have different configs or the same seed, so that no mean is possible."""
     firsts: dict[str, tuple[Path, RunResult]] = {}
     seeds: dict[tuple[str, int], Path] = {}
     for path, run in runs.items():
         seed = run.config.seed
         if (run.row, seed) in seeds:
-            raise UserError(f"{path} is of the same model and seed as {seeds[run.row, seed].name}; keep one of them")
+            raise UserError(f"{path} has the same model and seed as {seeds[run.row, seed].name}; remove one of them")
         seeds[run.row, seed] = path
         first_path, first = firsts.setdefault(run.row, (path, run))
         mine, theirs = decisive(run.config), decisive(first.config)
@@ -308,7 +319,7 @@ def _refuse_other_configs(runs: Mapping[Path, RunResult]) -> None:
             if name != "seed" and mine.get(name) != theirs.get(name):
                 raise UserError(
                     f"{path} was made with {name} {mine.get(name)!r}, {first_path.name} with {theirs.get(name)!r}; "
-                    "they are not seeds of one model: keep them in two folders"
+                    "they are not seeds of the same model: move one of them to another folder"
                 )
 
 
@@ -317,9 +328,11 @@ def _refuse_one_name_for_two_texts(runs: Mapping[Path, RunResult]) -> None:
     for path, other in ((path, other) for path, run in runs.items() for other in run.others):
         first_path, sha256 = firsts.setdefault(other.name, (path, other.text.sha256))
         if other.text.sha256 != sha256:
-            raise UserError(f"{path} has another text named '{other.name}' than {first_path.name}; measure one again")
+            raise UserError(
+                f"{path} has another text named '{other.name}' than {first_path.name}; make one of them again"
+            )
 
 
 def slug(text: str) -> str:
-    """A text as part of a file's name."""
+    """Convert a text to a part of a file name: lower case, with hyphens between words."""
     return "-".join("".join(sign if sign.isalnum() else " " for sign in text.lower()).split())

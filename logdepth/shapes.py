@@ -1,14 +1,14 @@
-"""The legend of dimensions: every shape in the project is spelled with these words.
+"""Names of dimensions. All shapes in the project are written with these words.
 
-batch      independent sequences that share a length axis (padded on the right where they are ragged)
+batch      independent sequences with a common length axis; shorter sequences are padded on the right
 length     positions of a sequence, in time order
 width      numbers in one state of the scan; the operator maps (width, width) -> width
-rows       operands laid side by side for one operator call; which sequence a row came from is forgotten
-documents  sequences of any lengths laid end to end without padding
+rows       operands of one operator call, stacked regardless of the sequences that they come from
+documents  sequences of any lengths, concatenated without padding
 total      the sum of the documents' lengths
-blocks     complete, aligned subtrees that a scan state holds: one for each set bit of each row's length
+blocks     complete, aligned subtrees stored in a scan state: one for each set bit of each sequence's length
 
-The names below are documentation for readers and editors; nothing checks them at run time.
+The types below are documentation for readers and editors; nothing checks them at run time.
 """
 
 from typing import Annotated

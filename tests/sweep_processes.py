@@ -15,7 +15,7 @@ import pytest
 
 import logdepth.sweep.worker as worker
 from logdepth.runs import RunConfig, RunFolder
-from logdepth.sweep.ledger import OVER, Ledger, origin_of
+from logdepth.sweep.ledger import FINISHED, Ledger, origin_of
 from logdepth.sweep.storage import open_storage
 from logdepth.training import TrainState
 from tests.tiny_corpus import VOCAB
@@ -111,7 +111,7 @@ def trials_of(out: Path, url: str | None = None) -> list[Any]:
 
 def each_done_once(trials: list[Any], count: int) -> list[int]:
     """Exactly `count` trials, each over exactly once and none still running; returns their origins."""
-    over = Counter(origin_of(trial) for trial in trials if trial.state in OVER)
+    over = Counter(origin_of(trial) for trial in trials if trial.state in FINISHED)
     assert set(over.values()) == {1}, over
     assert sorted(over) == Ledger(trials).origins
     assert len(over) == count
@@ -138,4 +138,4 @@ def training_in_no_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every test file that imports it: workers look often for what the others did."""
-    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "POLL_SECONDS", 0.02)

@@ -19,10 +19,10 @@ PACKED = random_elements(7, WIDTH)
     [
         ([[1.0]], {}, TypeError, "elements must be a tensor; got list"),
         (BATCH[0, 0], {}, ValueError, r"elements must be \[batch, length, width\]; got shape \(3,\)"),
-        (PACKED, {}, ValueError, r"got shape \(7, 3\) \(one element a row .*; packed documents need cu_seqlens\)"),
+        (PACKED, {}, ValueError, r"got shape \(7, 3\) \(one element per row .*; packed documents need cu_seqlens\)"),
         (BATCH[None], {}, ValueError, r"got shape \(1, 2, 5, 3\)$"),
         (BATCH, {"cu_seqlens": [0, 10]}, ValueError, r"packed \[total, width\]; got shape \(2, 5, 3\)"),
-        (BATCH, {"lengths": [5, 5], "cu_seqlens": [0, 10]}, ValueError, "give one of them"),
+        (BATCH, {"lengths": [5, 5], "cu_seqlens": [0, 10]}, ValueError, "give only one of them"),
         (BATCH, {"lengths": [5]}, ValueError, "one entry for each of the 2 rows; got 1"),
         (BATCH, {"lengths": [5, 6]}, ValueError, r"lengths\[1\] = 6 is outside 0 … 5"),
         (BATCH, {"lengths": [-1, 5]}, ValueError, r"lengths\[0\] = -1 is outside 0 … 5"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from logdepth.fused import FusedOperator, why_not_fused
+
 from logdepth.models import ScanLM, ScanLMConfig
 from logdepth.operators import GRC, MLPLDRU, AffineConfig, GRCConfig, MLPLDRUConfig, PostMerge
 from tests.fused_models import DEVICE, WIDTH

@@ -137,7 +137,7 @@ def test_windows_are_whole_spread_and_within_documents() -> None:
     for window in spread_windows(store, 10, 99, within_documents=True):
         assert 2 not in window[:-1]
     assert spread_windows(store, 10, 99, within_documents=True)[:, 0].tolist() == [3, 13, 27, 37, 47, 65, 75, 85]
-    with pytest.raises(UserError, match="'made' has 1 windows of 51 tokens to compare, and two are the least"):
+    with pytest.raises(UserError, match="'made' has 1 windows of 51 tokens, but a comparison needs at least two"):
         spread_windows(store, 51, 4)
 
 

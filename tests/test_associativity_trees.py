@@ -138,7 +138,7 @@ def test_packed_documents_are_as_if_alone(tree: Any) -> None:
     packed = model(tokens, cu_seqlens=[0, 7, 7, 8, 20])
     alone = [model(tokens[None, first:last])[0] for first, last in ((0, 7), (7, 8), (8, 20))]
     torch.testing.assert_close(packed, torch.cat(alone))
-    with pytest.raises(NotImplementedError, match="no state to go on from"):
+    with pytest.raises(NotImplementedError, match="only the scan's tree has a state to continue from"):
         model.step(tokens[None], model.init_state)
-    with pytest.raises(NotImplementedError, match="no state to go on from"):
+    with pytest.raises(NotImplementedError, match="only the scan's tree has a state to continue from"):
         model.init_state(1)

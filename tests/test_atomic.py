@@ -50,7 +50,7 @@ def test_json_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"cut": ')
     with pytest.raises(UserError, match=r"b\.json is not readable JSON"):
         read_json(tmp_path / "b.json")
-    with pytest.raises(UserError, match=r"c\.json is not there"):
+    with pytest.raises(UserError, match=r"c\.json does not exist"):
         read_json(tmp_path / "c.json")
 
 
@@ -59,7 +59,7 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*file/inside: "):
         write_json(tmp_path / "file" / "inside", 1)
     with (
-        pytest.raises(UserError, match="something that is not a folder is in its place"),
+        pytest.raises(UserError, match="it exists and is not a folder; move it to another folder"),
         new_folder(tmp_path / "file"),
     ):
         pass

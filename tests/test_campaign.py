@@ -1,4 +1,4 @@
-"""experiments/run.py: jobs in order, so many at a time, kept as they end; whatever stops it, the same goes on."""
+"""experiments/run.py: jobs run in order, several at a time, their files are kept, and interrupted jobs resume."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ import pytest
 
 from experiments import run as campaign
 from experiments.plan import Job
-from experiments.run import Campaign, chosen_of, copy, from_the_project, is_done, refuse_without_what_it_reads
+from experiments.run import Campaign, check_dependencies, copy, is_done, relative_to_root, select_jobs
 from logdepth.errors import UserError
 from logdepth.results import RunResult, read_result
 from tests.tiny_corpus import write_corpus
@@ -47,7 +47,7 @@ PROGRAM = (sys.executable, "-c", FAKE)
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(campaign, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(campaign, "POLL_SECONDS", 0.02)
 
 
 def job(name: str, *files: str, seconds: float = 0.1, code: int = 0, after: tuple[str, ...] = (), **more: bool) -> Job:
@@ -85,7 +85,7 @@ def test_what_is_done_is_kept_and_not_done_again(capsys: pytest.CaptureFixture[s
     assert go(first, second) == 0
     assert begun() == ["a", "b"]
     assert Path("results/a.json").read_text() == "a"
-    assert "1 of 2 jobs are done already" in capsys.readouterr().out
+    assert "1 of 2 jobs are already done" in capsys.readouterr().out
 
 
 def test_so_many_at_a_time() -> None:
@@ -97,7 +97,7 @@ def test_so_many_at_a_time() -> None:
 
 
 def test_nothing_runs_beside_what_must_be_alone() -> None:
-    assert go(job("a", seconds=0.3), job("times", seconds=0.3, alone=True), job("b", seconds=0.3), lanes=3) == 0
+    assert go(job("a", seconds=0.3), job("times", seconds=0.3, exclusive=True), job("b", seconds=0.3), lanes=3) == 0
     start, end = spans()["times"]
     for name, (other_start, other_end) in spans().items():
         assert name == "times" or other_end <= start or other_start >= end
@@ -114,11 +114,11 @@ def test_a_job_waits_for_what_it_reads(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "bad sweep: failed after" in said
     assert "exit code 2: bad sweep says this last" in said
-    assert "left: bad sweep, never; the same command goes on" in said
+    assert "left: bad sweep, never; run the same command again to continue" in said
 
 
 def test_of_a_job_that_fails_only_whole_parts_are_kept() -> None:
-    parts = job("runs", "0.json", "1.json", code=3, in_parts=True)
+    parts = job("runs", "0.json", "1.json", code=3, keep_incomplete=True)
     assert go(parts, job("sweep", "record.json", code=3)) == 3
     assert sorted(path.name for path in Path("results").iterdir()) == ["0.json", "1.json"]
     assert is_done(parts)
@@ -126,7 +126,7 @@ def test_of_a_job_that_fails_only_whole_parts_are_kept() -> None:
 
 def test_what_lay_there_before_is_kept_only_if_the_command_accepts_it() -> None:
     """It may have been made with another config, which the command then refuses."""
-    refusing = job("runs", "0.json", in_parts=True)
+    refusing = job("runs", "0.json", keep_incomplete=True)
     refusing = dataclasses.replace(refusing, command=("runs", "0.3", "2", "work/elsewhere.json"))
     old = Path("work/0.json")
     old.parent.mkdir()
@@ -140,7 +140,7 @@ def test_what_lay_there_before_is_kept_only_if_the_command_accepts_it() -> None:
 
 
 def test_when_time_is_up_jobs_are_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    long = job("long", "0.json", "1.json", seconds=60, in_parts=True)
+    long = job("long", "0.json", "1.json", seconds=60, keep_incomplete=True)
     assert go(long, job("next"), minutes=4 / 60) == 3
     assert [what for _, what, _ in noted()] == ["begins", "stopped"]
     assert sorted(path.name for path in Path("results").iterdir()) == ["0.json"]
@@ -181,7 +181,7 @@ go(job("long", seconds=60))
 
 
 def test_a_job_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(campaign, "SHUTDOWN_SECONDS", 0.2)
     deaf = (sys.executable, "-c", FAKE.replace("signal.SIGTERM, stop", "signal.SIGTERM, signal.SIG_IGN"))
     started = time.monotonic()
     assert Campaign([job("long", seconds=60)], 1, 1 / 60, deaf).run() == 3
@@ -219,7 +219,7 @@ def sweep_of(lines: str, *, seconds: float = 0.0, whole: bool = False) -> Job:
         name="sweep",
         command=("sweep", lines, str(seconds), str(record) if whole else ""),
         keeps={record: Path("results/record.json")},
-        begun={JOURNAL: KEPT},
+        journals={JOURNAL: KEPT},
     )
 
 
@@ -248,20 +248,20 @@ def test_what_has_gone_on_elsewhere_is_not_lost(capsys: pytest.CaptureFixture[st
     assert JOURNAL.read_text() == KEPT.read_text() == "a\nb\nc\n"
     KEPT.write_text("a\nb\nother\n")
     assert add(sweep_of("d/")) == 3
-    assert f"sweep: {JOURNAL} and {KEPT} went on from the same in two ways; remove one" in capsys.readouterr().out
+    assert f"sweep: {JOURNAL} and {KEPT} have diverged; remove one" in capsys.readouterr().out
     assert (JOURNAL.read_text(), KEPT.read_text()) == ("a\nb\nc\n", "a\nb\nother\n")
 
 
 def test_what_is_begun_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(campaign, "STATUS_SECONDS", 0.05)
     seen = []
 
     def look(self: Campaign) -> None:
         seen.append(KEPT.exists() and bool(self.running))
         self.stopping = seen[-1]
 
-    monkeypatch.setattr(Campaign, "_look", look)
-    monkeypatch.setattr(campaign, "ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(Campaign, "_poll", look)
+    monkeypatch.setattr(campaign, "SHUTDOWN_SECONDS", 0.5)
     assert add(sweep_of("a/", seconds=60), minutes=1) == 3
     assert seen[-2], "in results/ before the job has ended"
 
@@ -269,16 +269,16 @@ def test_what_is_begun_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) ->
 def test_jobs_are_chosen_by_name() -> None:
     sweep, runs, other = job("ptb/sweep"), job("ptb/runs", after=("ptb/sweep",)), job("webmix")
     every = [sweep, runs, other]
-    assert chosen_of(every, []) == every
-    assert chosen_of(every, ["ptb"]) == chosen_of(every, ["p*/*"]) == [sweep, runs]
-    assert chosen_of(every, ["webmix", "ptb/runs", "ptb"]) == [other, runs, sweep], "as they are named"
-    with pytest.raises(UserError, match=r"there is no job 'wikitext'; .*--list` names them"):
-        chosen_of(every, ["wikitext"])
-    with pytest.raises(UserError, match="'ptb/runs' needs 'ptb/sweep', which is not done; name it too"):
-        refuse_without_what_it_reads([runs], every)
-    refuse_without_what_it_reads([sweep, runs], every)
+    assert select_jobs(every, []) == every
+    assert select_jobs(every, ["ptb"]) == select_jobs(every, ["p*/*"]) == [sweep, runs]
+    assert select_jobs(every, ["webmix", "ptb/runs", "ptb"]) == [other, runs, sweep], "as they are named"
+    with pytest.raises(UserError, match=r"there is no job 'wikitext'; .*--list` lists the jobs"):
+        select_jobs(every, ["wikitext"])
+    with pytest.raises(UserError, match="'ptb/runs' needs 'ptb/sweep', which is not done; select it too"):
+        check_dependencies([runs], every)
+    check_dependencies([sweep, runs], every)
     assert go(sweep) == 0
-    refuse_without_what_it_reads([runs], every)
+    check_dependencies([runs], every)
 
 
 def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
         name="text/ar-grc/sweep",
         command=("sweep", "text-ar-grc", "--config", "small.json", "--trials", "2", *space),
         keeps={Path("sweeps/text-ar-grc/sweep.json"): record},
-        begun={Path("sweeps/text-ar-grc/journal.log"): record.with_suffix(".journal")},
+        journals={Path("sweeps/text-ar-grc/journal.log"): record.with_suffix(".journal")},
     )
     begun = dataclasses.replace(sweep, command=tuple("1" if word == "2" else word for word in sweep.command))
     assert Campaign([begun], 1, None).run() == 0
@@ -326,10 +326,10 @@ def test_a_sweep_and_then_its_best(tmp_path: Path) -> None:
     assert result.valid_loss == best["loss"]
 
 
-def test_corpora_are_named_as_seen_from_the_project() -> None:
-    assert from_the_project(campaign.ROOT / "data") == Path("data")
-    assert from_the_project(campaign.ROOT.parent / "data") == Path("../data")
-    assert (campaign.ROOT / from_the_project(Path("corpora"))).resolve() == Path("corpora").resolve()
+def test_corpora_are_named_as_seen_relative_to_root() -> None:
+    assert relative_to_root(campaign.ROOT / "data") == Path("data")
+    assert relative_to_root(campaign.ROOT.parent / "data") == Path("../data")
+    assert (campaign.ROOT / relative_to_root(Path("corpora"))).resolve() == Path("corpora").resolve()
 
 
 def test_the_program_lists_and_refuses() -> None:
@@ -342,12 +342,12 @@ def test_the_program_lists_and_refuses() -> None:
     assert study.split() == [*count.split(), "wikitext2"]
     assert whole.startswith(f"{count} jobs are done; ")
     nothing = subprocess.run([*program, "wikitext2/ar-grc"], capture_output=True, text=True, check=True)
-    assert nothing.stdout == "nothing is left: results/ holds all of it\n"
+    assert nothing.stdout == "all selected jobs are done\n"
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),
         (["--lanes", "two"], "argument --lanes: invalid int value: 'two'; --help has all options"),
-        (["--list", "--data-dir", "/nowhere"], "the folder of corpora, /nowhere, is not there"),
+        (["--list", "--data-dir", "/nowhere"], "the data directory /nowhere does not exist"),
     ):
         refused = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
         assert refused.returncode == 2

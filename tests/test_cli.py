@@ -125,7 +125,7 @@ def test_train_and_everything_after_it(
     assert "bits per byte" in said.out
     assert "the text is shorter" not in said.err
     assert main(["evaluate", str(trained), "--contexts", "99999999"]) == 0
-    assert "context 99,999,999: the text is shorter; it is one window of " in capsys.readouterr().err
+    assert "context 99,999,999: the text is shorter, so it is evaluated as one window of " in capsys.readouterr().err
 
     made = answer(capsys, "generate", str(trained), "--prompt", "the cat", "my", "--max-tokens", "5")
     assert [one["prompt"] for one in made] == ["the cat", "my"]
@@ -244,9 +244,9 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
         ("train pydocs-ar-grc --train.nope 1", "unrecognized options: --train.nope, 1; --help lists the options"),
-        ("evaluate {run} --contexts", "--contexts has no value; give one or more, or leave it out"),
+        ("evaluate {run} --contexts", "--contexts has no value; give at least one value, or remove the flag"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),
-        ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected a whole number; got 'many'"),
+        ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),
         ("train --resume", "resume"),
@@ -255,7 +255,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train --out pydocs-ar-grc --train.epochs 1", "which recipe?"),
         ("train pydocs-ar-grc ptb-ar-grc", "ptb-ar-grc"),
         ("train --resume pydocs-ar-grc", "pydocs-ar-grc holds no run"),
-        ("prepare --data-dir pydocs ptb-ar-grc", "the data folder pydocs is not there"),
+        ("prepare --data-dir pydocs ptb-ar-grc", "the data directory pydocs does not exist"),
         ("train --seed 1 pydocs-ar-grc --train.epochs 0", "epochs must be at least 1"),
         ("generate {run} --prompt", "--prompt has no value"),
         ("generate {run} --samples 0", "--samples must be at least 1"),
@@ -265,17 +265,17 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-grc --model.post-merge both", "invalid choice 'both'"),
         ("train pydocs-ar-grc --model.depth 0", "must be at least 1"),
         ("train pydocs-ar-grc --data.corpus pydoc", "there is no corpus 'pydoc'; did you mean 'pydocs'?"),
-        ("train pydocs-ar-grc --data.corpus text", "needs files or folders to read: --data.paths"),
-        ("train pydocs-ar-grc --data.corpus text --data.paths /nowhere", "/nowhere is not there"),
+        ("train pydocs-ar-grc --data.corpus text", "needs files or folders to read; set --data.paths"),
+        ("train pydocs-ar-grc --data.corpus text --data.paths /nowhere", "/nowhere does not exist"),
         ("train pydocs-ar-grc --train.device cuda:99", "device 'cuda:99' cannot be used here"),
         ("train pydocs-ar-grc --train.device gpu", "device 'gpu' cannot be used here"),
-        ("train pydocs-ar-grc --config /nowhere.json", "/nowhere.json is not there"),
+        ("train pydocs-ar-grc --config /nowhere.json", "/nowhere.json does not exist"),
         ("train pydocs-ar-grc --train.context 600000", "fewer than one batch of 16 × 600000 + 1"),
         ("train pydocs-ar-grc --data.tokenizer.vocab-size 900000", "--data.tokenizer.vocab-size to at most"),
         ("train pydocs-transformer-alibi --model.num-heads 3", "does not divide into 3 heads"),
         ("train pydocs-ar-grc --model.operator.width 15", "must be even; got 15"),
         ("train ptb-ar-grc", "none is set: give --data-dir or LOGDEPTH_DATA"),
-        ("train ptb-ar-grc --data-dir /nowhere", "the data folder /nowhere is not there"),
+        ("train ptb-ar-grc --data-dir /nowhere", "the data directory /nowhere does not exist"),
         ("train --resume /nowhere", "/nowhere holds no run"),
         ("train --resume /nowhere --fast", "unrecognized options: --fast"),
         ("evaluate", "RUN is missing"),
@@ -293,8 +293,8 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("time pydocs-ar-grc --batch-size 0", "must be at least 1"),
         ("time pydocs-ar-grc --warmups -1", "--warmups must be at least 0; got -1"),
         ("generate {run} --seed -1", "seed must be from 0 to below 2^63"),
-        ("evaluate {run} --positions", "--positions is for --json"),
-        ("evaluate {run} --paths /nowhere", "/nowhere is not there"),
+        ("evaluate {run} --positions", "--positions requires --json"),
+        ("evaluate {run} --paths /nowhere", "/nowhere does not exist"),
         ("evaluate {run} --split dev", "invalid choice 'dev'"),
         ("evaluate {run} --corpus ptbb", "there is no corpus 'ptbb'; did you mean 'ptb'?"),
         ("generate /nowhere", "/nowhere holds no run"),
@@ -303,7 +303,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("time pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("time pydocs-ar-grc --contexts 0", "must be at least 1"),
         ("prepare ptbb", "there is no corpus or recipe 'ptbb'; did you mean 'ptb'?"),
-        ("prepare text", "needs files or folders to read: --data.paths"),
+        ("prepare text", "needs files or folders to read; set --data.paths"),
         ("completion csh", "invalid choice 'csh'"),
         ("recipes --jsn", "unrecognized options: --jsn"),
         ("check --fast", "unrecognized options: --fast"),

@@ -155,7 +155,7 @@ def test_names_of_files_say_their_split(tmp_path: Path) -> None:
         "train",
         "test",
         "train",
-        "cut into train, valid and test",
+        "divided into train, valid and test",
         "valid",
         "documents split by hash",
     ]
@@ -205,17 +205,20 @@ def bad_parquet(folder: Path) -> None:
     ("damage", "says"),
     [
         (bad_json, r"a\.jsonl:2 is not JSON"),
-        (lambda folder: (folder / "a.jsonl").write_text('{"body": 1}\n'), r'a\.jsonl:1 has no "text" field.*body'),
-        (lambda folder: (folder / "a.jsonl").write_text("[1]\n"), r'a\.jsonl:1 has no "text" field.*a list'),
-        (bad_xz, r"a\.jsonl\.xz is damaged or cut short"),
-        (bad_zst, r"a\.jsonl\.zst is damaged or cut short"),
-        (cut_zst, r"a\.txt\.zst is damaged or cut short \(its last frame has no end\)"),
+        (lambda folder: (folder / "a.jsonl").write_text('{"body": 1}\n'), r'a\.jsonl:1 must have a "text" field.*body'),
+        (lambda folder: (folder / "a.jsonl").write_text("[1]\n"), r'a\.jsonl:1 must have a "text" field.*a list'),
+        (bad_xz, r"a\.jsonl\.xz is damaged or truncated"),
+        (bad_zst, r"a\.jsonl\.zst is damaged or truncated"),
+        (cut_zst, r"a\.txt\.zst is damaged or truncated \(the last frame is incomplete\)"),
         (bad_gz, r"a\.jsonl\.gz"),
-        (parquet_of_numbers, r'a\.parquet: its "text" column holds int64, not text'),
+        (parquet_of_numbers, r'a\.parquet: its "text" column must hold strings; got int64'),
         (bad_utf8, r"a\.txt is not UTF-8 text"),
-        (bad_parquet, r"a\.parquet is damaged or no parquet file"),
-        (lambda folder: (folder / "a.pdf").write_text(""), "holds no txt, md, jsonl or parquet file"),
-        (lambda folder: (folder / "a.jsonl").write_text('{"text": "\\ud800"}\n'), "half a surrogate pair"),
+        (bad_parquet, r"a\.parquet is damaged or not a parquet file"),
+        (lambda folder: (folder / "a.pdf").write_text(""), "contains no txt, md, jsonl or parquet file"),
+        (
+            lambda folder: (folder / "a.jsonl").write_text('{"text": "\\ud800"}\n'),
+            "a document contains a lone surrogate",
+        ),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], Any], says: str) -> None:
@@ -227,13 +230,13 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], Any], 
 def test_missing_corpora_say_what_was_looked_for_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if not installed
     for name in ("ptb", "wikitext2", "wikitext2_raw", "openwebtext2", "webmix"):
-        with pytest.raises(UserError, match=rf"corpus '{name}': looked for {tmp_path}/.* and did not find it"):
+        with pytest.raises(UserError, match=rf"corpus '{name}': {tmp_path}/.* does not exist: put the file there"):
             list(CORPORA[name](tmp_path).passages())
         with pytest.raises(UserError, match=r"none is set: give --data-dir or LOGDEPTH_DATA"):
             list(CORPORA[name]().passages())
     with pytest.raises(UserError, match=r"pip install '\.\[hub\]'"):
         list(CORPORA["ptb"](tmp_path).passages())
-    with pytest.raises(UserError, match="the data folder /nowhere is not there"):
+    with pytest.raises(UserError, match="the data directory /nowhere does not exist"):
         list(CORPORA["ptb"](Path("/nowhere")).passages())
     with pytest.raises(UserError, match=r"takes no --data\.paths"):
         CORPORA["ptb"](None, (tmp_path,))
@@ -267,7 +270,7 @@ def test_the_hub_is_asked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ("Salesforce/wikitext", "wikitext-2-v1", "test") in seen
     assert ("Salesforce/wikitext", "wikitext-2-raw-v1", "train") in seen
     monkeypatch.setitem(sys.modules, "datasets", fake_hub({}, seen))
-    with pytest.raises(UserError, match=r"did not find it.*the hub did not give .* either \(no network here\)$"):
+    with pytest.raises(UserError, match=r"does not exist.*; fetching .* from the hub failed too \(no network here\)$"):
         list(CORPORA["wikitext2"](tmp_path).passages())
 
 
@@ -355,7 +358,7 @@ def test_a_stale_census_is_forgotten_when_it_shows(tmp_path: Path) -> None:
     file.write_text(text.replace("the cat", "the cut", 1))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     changed = dataclasses.replace(tiny_data(folder), tokenizer=TokenizerConfig(vocab_size=VOCAB - 1))
-    with pytest.raises(UserError, match="changed while it was prepared; run this again"):
+    with pytest.raises(UserError, match="changed during preparation; run the same command again"):
         prepare(changed)
     assert prepare(changed).stores["train"].info.bytes == len(text)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logdepth.decoding.counter import Apart, Together, next_step
+from logdepth.decoding.tables import Tables
 from torch import Tensor
 
 from logdepth.decoding import Decoder
-from logdepth.decoding.counter import Apart, Together, next_step
-from logdepth.decoding.tables import Tables
 from logdepth.models import ScanLM
 from tests.decoders import (
     as_graphs,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from logdepth.decoding.counter import next_step
+from logdepth.decoding.tables import Tables
 from torch import Tensor
 
 from logdepth.decoding import Decoder
-from logdepth.decoding.counter import next_step
-from logdepth.decoding.tables import Tables
 from logdepth.models.scan_lm import ScanLMState
 from logdepth.scanning import ScanState, scan
 from tests.decoders import SCAN_MODELS, as_graphs, built, check_steps, decoder_of, prefilled, random_tokens

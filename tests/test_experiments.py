@@ -73,7 +73,7 @@ def test_a_run_is_one_that_reproduce_takes(job: Job) -> None:
     assert study.models == command.models
     for written, kept in job.keeps.items():
         assert written.parent == command.out / "results"
-        if not job.alone and kept.exists():
+        if not job.exclusive and kept.exists():
             result = read_result(kept)
             assert isinstance(result, RunResult)
             planned = {(row, config.seed): config for row, config in study.runs()}[result.row, result.config.seed]
@@ -100,7 +100,7 @@ def test_a_sweep_is_one_that_sweep_takes(job: Job) -> None:
             assert decisive(from_dict(RunConfig, record["config"])) == decisive(command.run)
             over = [trial for trial in record["trials"] if trial["state"] in ("complete", "pruned")]
             assert len(over) == command.trials
-    ((journal, begun),) = job.begun.items()
+    ((journal, begun),) = job.journals.items()
     assert journal == Path("sweeps") / str(command.study) / "journal.log"
     if begun.exists():
         assert not any(kept.exists() for kept in job.keeps.values())

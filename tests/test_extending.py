@@ -84,7 +84,16 @@ def test_recipes_and_corpora_list_them(project: Path) -> None:
 )
 def test_a_hybrid_is_one_line(project: Path, tmp_path: Path) -> None:
     blocks = ["--model.blocks", "gru:width=24", "scan:operator=highway,heads=2", "attention:heads=2,window=8", "mlp"]
-    steps = ["--train.max-steps", "2", "--train.evaluate-every", "2", "--train.batch-size", "2", "--train.context", "16"]
+    steps = [
+        "--train.max-steps",
+        "2",
+        "--train.evaluate-every",
+        "2",
+        "--train.batch-size",
+        "2",
+        "--train.context",
+        "16",
+    ]
     sizes = ["--model.dim", "16", "--data.tokenizer.vocab-size", "300", "--train.device", "cpu"]
     run(project, "-m", "logdepth", "train", "pydocs-hybrid", *blocks, *sizes, *steps, "--out", str(tmp_path / "run"))
     text = run(project, "-m", "logdepth", "generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "3")

@@ -7,11 +7,12 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from logdepth.decoding.few_rows import FewRowsGRC, FewRowsLayer, Unsettled, fit
-from logdepth.ops.few_rows_kernel import MOST_ROWS, Norm, linear, settle
+
 from logdepth.models import ScanLMConfig
 from logdepth.models.scan_lm import ScanLayer
 from logdepth.operators import GRC, GRCConfig, PostMerge, PostMergeConfig
 from logdepth.ops.activation import ACTIVATIONS, ActivationName
+from logdepth.ops.few_rows_kernel import MOST_ROWS, Norm, linear, settle
 
 # The interpreter multiplies tiles of bfloat16 as if they were whole numbers.
 LOW = torch.bfloat16 if torch.cuda.is_available() else torch.float16

@@ -16,8 +16,9 @@ from torch.nn.utils.parametrize import register_parametrization
 pytest.importorskip("triton")
 
 import logdepth.fused
-from logdepth import ScanState, reduce, scan
 from logdepth.fused import FusedOperator, merges
+
+from logdepth import ScanState, reduce, scan
 from logdepth.kernels import few_rows
 from logdepth.operators import MLPLDRU
 from logdepth.ops.activation import ActivationName

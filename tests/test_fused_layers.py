@@ -11,9 +11,10 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from logdepth.fused import layers as fused_layers
-from logdepth.ops.precision import Casts
 from logdepth.fused.layers import Batch, Layer, batches_of, places_of, through_layers
 from logdepth.models.embedding_net import EmbeddingNet
+
+from logdepth.ops.precision import Casts
 from tests.fused_models import (
     DEVICE,
     few_programs,  # noqa: F401

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from logdepth.fused import operators
+
 from logdepth.models import ScanLM, ScanLMConfig
 from logdepth.operators import AffineConfig, GRCConfig, MLPLDRUConfig
 from tests.fused_models import (

@@ -6,8 +6,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from logdepth import scan
 from logdepth.fused import FusedOperator, operators
+
+from logdepth import scan
 from tests.fused_models import (
     DEVICE,
     assert_same,

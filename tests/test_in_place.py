@@ -8,13 +8,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from logdepth import ScanState, reduce, scan
-from logdepth.capture import Captured, for_replays
 from logdepth.fused import FusedOperator, in_place, operators, products
 from logdepth.fused.in_place import InPlace
-from logdepth.scanning.program import Program, program_of
+
+from logdepth import ScanState, reduce, scan
+from logdepth.capture import Captured, for_replays
 from logdepth.kernels import linear
 from logdepth.scanning.plan_cache import PLANS
+from logdepth.scanning.program import Program, program_of
 from tests.fused_models import (
     DEVICE,
     elements_of,

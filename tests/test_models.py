@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logdepth.models.attention import alibi_slopes, causal_attention, continued_attention
 from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.models import MODELS, LanguageModel, ScanLMConfig, TransformerConfig, attention, num_parameters
-from logdepth.models.attention import alibi_slopes, causal_attention, continued_attention
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from tests.small_models import SCAN, SMALL_MODELS, TRANSFORMER, VOCAB
 from tests.toy import boundaries

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from logdepth.models.attention import causal_attention
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,7 +25,6 @@ from benchmarks.speed.parts import PARTS
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
 from logdepth.errors import UserError
 from logdepth.models import ScanLM, Transformer
-from logdepth.models.attention import causal_attention
 from page_templates import PLACEHOLDER, templates
 from tests.small_models import enlarge
 

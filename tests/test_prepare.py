@@ -114,12 +114,12 @@ def test_damaged_stores_are_refused(corpus: Path, tmp_path: Path, monkeypatch: p
     prepared = prepare(tiny_data(corpus))
     file = prepared.folder / "valid.bin"
     file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"valid\.bin has .* bytes instead of .*prepare again"):
+    with pytest.raises(UserError, match=r"valid\.bin has .* bytes instead of .*prepare the corpus again"):
         prepare(tiny_data(corpus))
     (prepared.folder / "valid.json").write_text('{"corpus": "x"}')
-    with pytest.raises(UserError, match="is not of this version"):
+    with pytest.raises(UserError, match="was written by another version"):
         TokenStore.open(prepared.folder, "valid")
-    with pytest.raises(UserError, match="make it with `logdepth prepare`"):
+    with pytest.raises(UserError, match="create it with `logdepth prepare`"):
         open_prepared("nothing")
 
 
@@ -149,7 +149,7 @@ def test_text_that_changes_while_it_is_prepared_is_refused(
         yield from original(self)
 
     monkeypatch.setattr(Text, "passages", changing)
-    with pytest.raises(UserError, match="its train text changed while it was prepared"):
+    with pytest.raises(UserError, match="its train text changed during preparation"):
         prepare(tiny_data(folder))
     assert not list((tmp_path / "cache").glob("stores/*"))
     assert len(list((tmp_path / "cache").glob("tokenizers/*"))) == (reading == 3)

@@ -321,7 +321,7 @@ def test_a_change_of_mode_is_an_error() -> None:
     operator = Gated()
     prefixes = scan(operator, random_elements(1, 9, WIDTH), checkpoint=True).prefixes
     operator.eval()
-    with pytest.raises(RuntimeError, match=r"went between train\(\) and eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"was switched between train\(\) and eval\(\)"):
         prefixes.sum().backward()
 
 

@@ -152,7 +152,7 @@ def test_parts_of_a_study_have_a_report(tmp_path: Path) -> None:
 
 def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds no result files; make some with `logdepth reproduce`" in capsys.readouterr().err
+    assert "contains no result files; create some with `logdepth reproduce`" in capsys.readouterr().err
 
 
 def test_what_cannot_be_averaged_is_infinite() -> None:
@@ -183,7 +183,8 @@ def test_what_older_results_left_is_removed(study: Path) -> None:
     left = {file.name for folder in ("tables", "figures") for file in (study / folder).iterdir()}
     assert not [name for name in left if name.startswith(("time", "overview"))]
     assert (
-        "Not here: AR-MLP-LDRU, Transformer (ALiBi), Transformer (sinusoidal)." in (study / "report.html").read_text()
+        "Missing models: AR-MLP-LDRU, Transformer (ALiBi), Transformer (sinusoidal)."
+        in (study / "report.html").read_text()
     )
 
 
@@ -191,4 +192,4 @@ def test_rows_that_were_not_trained_alike_say_so() -> None:
     run = made_up_run("transformer-alibi")
     short = dataclasses.replace(run.config, train=dataclasses.replace(run.config.train, max_steps=30))
     note = tables(Results([made_up_run(), dataclasses.replace(run, config=short)], []))[0].note
-    assert "Rows differ in max_steps: AR-GRC None, Transformer (ALiBi) 30." in note
+    assert "Models differ in max_steps: AR-GRC None, Transformer (ALiBi) 30." in note

@@ -197,7 +197,7 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, flags: list[s
     process.send_signal(number)
     _, errors = process.communicate()
     assert process.returncode == 128 + number
-    assert "saved. The same command goes on." in errors
+    assert "saved. Run the same command again to continue." in errors
     assert "Traceback" not in errors
 
 
@@ -242,4 +242,4 @@ def test_a_run_that_was_begun_otherwise_says_that_it_goes_on_so(
     train(config, out / "runs" / "ar-grc-0")
     capsys.readouterr()
     assert main([*arguments, "--accelerate"]) == 0
-    assert "ar-grc-0 goes on as it was begun, without --accelerate" in capsys.readouterr().err
+    assert "ar-grc-0 resumes as it was started, without --accelerate" in capsys.readouterr().err

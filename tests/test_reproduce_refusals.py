@@ -11,7 +11,7 @@ from logdepth.cli import main
 from logdepth.config import to_dict
 from logdepth.recipes import RECIPES
 from logdepth.reproduce import study_of, work
-from logdepth.reproduce.study import in_fields
+from logdepth.reproduce.study import flags_as_fields
 from logdepth.training import DivergedError
 from tests.study_commands import error_of, flags_of_a_small_study, shorten_lengths  # noqa: F401 (fixtures)
 from tests.tiny_corpus import VOCAB
@@ -27,7 +27,7 @@ def test_what_does_not_fit_is_refused(
     assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")
     assert "ptb.train.txt" in error_of(capsys, "ptb", "--out", str(tmp_path / "ptb"), "--data-dir", str(tmp_path))
     assert not (tmp_path / "ptb").exists(), "nothing was begun"
-    assert "which text? --config FILE" in error_of(capsys, "text")
+    assert "the corpus 'text' needs files or folders: give --config FILE" in error_of(capsys, "text")
     file = tmp_path / "file"
     file.write_text("")
     assert f"{file} is a file; choose another --out" in error_of(capsys, "text", *flags, "--out", str(file))
@@ -42,15 +42,18 @@ def test_what_does_not_fit_is_refused(
     other.write_text(json.dumps({"train": {"learning_rate": 0.5}}))
     changed = ["text", *flags, str(other), "--models", "ar-grc", "--seeds", "0", "--out", str(out)]
     line = error_of(capsys, *changed)
-    assert "text-ar-grc-0.json was made with train.learning_rate 0.01, not 0.5 as asked for now" in line
+    assert "text-ar-grc-0.json was made with train.learning_rate 0.01, but this command sets 0.5" in line
     result = out / "results" / "text-ar-grc-0.json"
     saved = result.read_text()
     result.unlink()
-    assert "ar-grc-0 was made with train.learning_rate 0.01, not 0.5" in error_of(capsys, *changed)
+    assert "ar-grc-0 was made with train.learning_rate 0.01, but this command sets 0.5" in error_of(capsys, *changed)
     assert main(["evaluate", str(out)]) == 2
     assert f"it is a study: give one of its runs, such as {out}/runs/ar-grc-0" in capsys.readouterr().err
     result.write_text(saved[: len(saved) // 2])
     assert f"{result} is not readable JSON" in error_of(capsys, *part)
+
+
+OTHER_OPERATOR = "'ar-mlp-ldru' from 'MLPLDRUConfig' to 'GRCConfig'"
 
 
 def test_overrides_cannot_make_a_row_another(
@@ -58,11 +61,14 @@ def test_overrides_cannot_make_a_row_another(
 ) -> None:
     file = tmp_path / "other.json"
     for change, says in (
-        ({"config": to_dict(RECIPES["text-ar-grc"]())}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
-        ({"model": to_dict(RECIPES["text-ar-grc"]())["model"]}, "model.operator.kind of 'ar-mlp-ldru' 'GRCConfig'"),
-        ({"recipe": "text-ar-grc", "config": {"data": {"corpus": "ptb"}}}, "data.corpus of 'ar-grc' 'ptb'"),
+        ({"config": to_dict(RECIPES["text-ar-grc"]())}, f"model.operator.kind of {OTHER_OPERATOR}"),
+        ({"model": to_dict(RECIPES["text-ar-grc"]())["model"]}, f"model.operator.kind of {OTHER_OPERATOR}"),
+        (
+            {"recipe": "text-ar-grc", "config": {"data": {"corpus": "ptb"}}},
+            "data.corpus of 'ar-grc' from 'text' to 'ptb'",
+        ),
         ({"recipe": "text-transformer-alibi", "config": {"model": {"positions": "sinusoidal"}}}, "model.positions of"),
-        ({"seed": 4}, "seed of 'ar-grc' 4, not 0"),
+        ({"seed": 4}, "seed of 'ar-grc' from 0 to 4"),
     ):
         file.write_text(json.dumps(change))
         assert says in error_of(capsys, "text", *flags, str(file), "--out", str(tmp_path / "study"))
@@ -73,7 +79,7 @@ def test_two_processes_do_not_work_on_one_study(
 ) -> None:
     with alone(tmp_path, "taken"):
         part = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--out", str(tmp_path)]
-        assert f"another process works on {tmp_path}" in error_of(capsys, *part)
+        assert f"another process is working on {tmp_path}" in error_of(capsys, *part)
 
 
 def test_a_config_need_only_fit_the_models_that_are_asked_for(
@@ -86,7 +92,7 @@ def test_a_config_need_only_fit_the_models_that_are_asked_for(
     assert to_dict(study.rows["ar-grc"])["model"]["operator"]["width"] == 24
     said = error_of(capsys, "text", "--config", str(file))
     assert "unknown field 'operator'" in said
-    assert 'for transformer-alibi; a file with a "recipe" changes that one alone' in said
+    assert 'for transformer-alibi; a file with a "recipe" changes only that recipe' in said
     flat = tmp_path / "flat.json"
     flat.write_text(json.dumps({"recipe": "text-ar-grc", "data": data, "train": {"epochs": 3}}))
     study = study_of("text", ["ar-grc"], overrides=[flat])
@@ -103,7 +109,7 @@ def test_advice_can_be_followed_with_the_command_at_hand(
     part = ["text", "--models", "ar-grc", "--seeds", "0", "--untimed", "--out", str(tmp_path / "study"), "--config"]
     said = error_of(capsys, *part, str(file))
     advice = r"set data\.tokenizer\.vocab_size to at most (\d+) \(--config FILE with (\{.*\})\)$"
-    found = re.search(f"does not give a vocabulary of 1,500 pieces: {advice}", said)
+    found = re.search(f"does not support a vocabulary of 1,500 pieces: {advice}", said)
     assert found
     smaller = tmp_path / "smaller.json"
     smaller.write_text(found[2].replace("…", found[1]))
@@ -124,12 +130,12 @@ def test_advice_can_be_followed_with_the_command_at_hand(
 )
 def test_advice_names_fields_in_place_of_flags(advice: str, said: str) -> None:
     name = said.split()[1].removeprefix("train.")
-    assert in_fields(advice) == f'{said} (--config FILE with {{"train": {{"{name}": …}}}})'
+    assert flags_as_fields(advice) == f'{said} (--config FILE with {{"train": {{"{name}": …}}}})'
 
 
 def test_other_advice_stays() -> None:
-    assert in_fields("x is a file; choose another --out") == "x is a file; choose another --out"
-    assert in_fields("train on it with --data.corpus text") == "train on it with `logdepth reproduce text`"
+    assert flags_as_fields("x is a file; choose another --out") == "x is a file; choose another --out"
+    assert flags_as_fields("train on it with --data.corpus text") == "train on it with `logdepth reproduce text`"
 
 
 def test_advice_after_a_failed_run_names_fields_too(

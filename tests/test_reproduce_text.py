@@ -82,10 +82,10 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
     table = (out / "tables" / "others.md").read_text()
     assert f"{other.test[0].token_perplexity:.2f}" in table
     assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
-    assert "nowhere is not there" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
+    assert "nowhere does not exist" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
     (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
     said = error_of(capsys, *arguments, "--seeds", "1", "--others", f"elsewhere={elsewhere}")
-    assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; call this one otherwise" in said
+    assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; choose another name" in said
     assert not (out / "runs" / "ar-grc-1").exists()
 
 
@@ -95,7 +95,7 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
         (["nothing"], "--others needs NAME=PATH"),
         (["=here"], "--others needs NAME=PATH"),
         (["one={untested}", "one=there"], "two texts named 'one'"),
-        (["one=nowhere"], "nowhere is not there"),
+        (["one=nowhere"], "nowhere does not exist"),
         (["one={untested}"], "has no test split"),
     ],
 )

@@ -34,7 +34,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
         (lambda saved: saved.update(extra=1), "unknown field 'extra'"),
         (lambda saved: saved["test"][1].pop("nats"), "test[1]: the field 'nats'"),
         (lambda saved: saved["config"].update(seed=-1), "seed must be from 0"),
-        (lambda saved: saved.update(test=[]), "test must hold a measurement"),
+        (lambda saved: saved.update(test=[]), "test must contain at least one evaluation"),
         (lambda saved: saved.update(environment={}), "environment has no device"),
         (lambda saved: saved["data"]["splits"].pop("valid"), "data.splits has no valid"),
         (lambda saved: saved["data"]["splits"]["test"].update(bytes=None), "data.splits.test.bytes: expected int"),
@@ -57,7 +57,9 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "ptb-ar-grc-0.json"
     write_result(file, made_up_run())
     file.write_text(file.read_text()[:-100])
-    with pytest.raises(UserError, match=r"0\.json is not readable JSON .*; remove it: the `logdepth reproduce`"):
+    with pytest.raises(
+        UserError, match=r"0\.json is not readable JSON .*; remove it and run the `logdepth reproduce` command"
+    ):
         read_results(tmp_path)
 
 
@@ -80,7 +82,7 @@ def test_a_mean_is_over_seeds_of_one_config(tmp_path: Path) -> None:
     first = made_up_run()
     write_result(tmp_path / "ptb-ar-grc-0.json", first)
     write_result(tmp_path / "copy.json", first)
-    with pytest.raises(UserError, match=r"ptb-ar-grc-0\.json is of the same model and seed as copy\.json"):
+    with pytest.raises(UserError, match=r"ptb-ar-grc-0\.json has the same model and seed as copy\.json"):
         read_results(tmp_path)
     (tmp_path / "copy.json").unlink()
     other = made_up_run(seed=1)
@@ -105,7 +107,7 @@ def test_machines_may_differ(tmp_path: Path) -> None:
 def test_times_of_another_corpus_are_refused(tmp_path: Path) -> None:
     write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
     write_result(tmp_path / "timing-a.json", dataclasses.replace(made_up_times("ar-grc"), corpus="wikitext2"))
-    with pytest.raises(UserError, match=r"timing-a\.json is of the corpus 'wikitext2', not 'ptb'"):
+    with pytest.raises(UserError, match=r"timing-a\.json belongs to the corpus 'wikitext2', not 'ptb'"):
         read_results(tmp_path)
 
 

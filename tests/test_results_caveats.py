@@ -43,7 +43,7 @@ def test_complete_studies_list_no_missing_models(tmp_path: Path) -> None:
     for study in ("wikitext2", "wikitext2-tuned"):
         add_study(tmp_path / study, seeds=1)
     kept = read_kept(tmp_path)
-    assert caveats(kept).endswith("which is the raw one.")
+    assert caveats(kept).endswith("which is not comparable with the paper's raw text.")
     assert "Not run yet" not in readme_block(kept)
 
 

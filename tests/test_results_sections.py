@@ -138,9 +138,9 @@ def test_associativity_is_read_as_it_was_written() -> None:
     again = Associativity.from_dict(saved, "file")
     assert again.as_dict() == found.as_dict()
     assert again.error_over_scan("left fold") == pytest.approx(found.error_over_scan("left fold"))
-    with pytest.raises(UserError, match="file does not hold what `logdepth associativity` writes, version 1"):
+    with pytest.raises(UserError, match="file is not an output of `logdepth associativity` in version 1"):
         Associativity.from_dict(saved | {"version": 2}, "file")
-    with pytest.raises(UserError, match=r"file is damaged or was changed \('nats'\)"):
+    with pytest.raises(UserError, match=r"file is damaged or was edited \('nats'\)"):
         Associativity.from_dict(
             saved | {"trees": [{"tree": "scan"} | {name: 1 for name in saved["trees"][0] if name != "nats"}]}, "file"
         )

@@ -159,7 +159,7 @@ def test_an_empty_row_has_no_last_prefix() -> None:
 
 def test_row_errors() -> None:
     state = state_of(5, 3)
-    with pytest.raises(IndexError, match="row 2 is not in this state of 2 rows"):
+    with pytest.raises(IndexError, match="row 2 is out of range for a state of 2 rows"):
         state.select([0, 2])
     with pytest.raises(IndexError, match="row -3"):
         state.select([-3])
@@ -175,9 +175,9 @@ def test_row_errors() -> None:
         ScanState.empty(-1, 3)
     with pytest.raises(ValueError, match="at least one state"):
         ScanState.concatenate([])
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="states must have the same width, dtype and device"):
         ScanState.concatenate([state, ScanState.empty(1, WIDTH + 1, dtype=torch.float64)])
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="states must have the same width, dtype and device"):
         ScanState.concatenate([state, ScanState.empty(1, WIDTH, dtype=torch.float32)])
 
 
@@ -202,7 +202,7 @@ def test_load_errors() -> None:
     saved = state_of(5, 3).state_dict()
     with pytest.raises(ValueError, match="has version 2; this logdepth reads version 1"):
         ScanState.from_state_dict({**saved, "version": torch.tensor(2)})
-    with pytest.raises(ValueError, match="has width 3; width 4 was asked for"):
+    with pytest.raises(ValueError, match="has width 3; expected width 4"):
         ScanState.from_state_dict(saved, width=4)
     with pytest.raises(ValueError, match="not a saved scan state: blocks missing"):
         ScanState.from_state_dict({name: one for name, one in saved.items() if name != "blocks"})

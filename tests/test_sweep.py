@@ -18,7 +18,7 @@ from logdepth.recipes import recipe
 from logdepth.runs import RunFolder
 from logdepth.sweep import Search, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
-from logdepth.sweep.study import TERMS, agree
+from logdepth.sweep.study import TERMS, check_terms
 from tests.command_line import refused
 from tests.run_folders import measured
 from tests.sweep_processes import (
@@ -61,12 +61,12 @@ def test_the_ledger_follows_the_first_retry_and_drops_the_others() -> None:
     assert [one.number for one in ledger.latest(running)] == [4, 6]
     assert [one.number for one in ledger.latest(failed)] == [7]
     assert ledger.latest(waiting) == []
-    assert ledger.dropped(3, limit=9) == "another goes on with the same trial"
-    assert ledger.dropped(4, limit=1) is None
-    assert ledger.dropped(6, limit=3) is None
-    assert ledger.dropped(6, limit=2) == "the study has 2 trials"
-    assert ledger.is_over(1)
-    assert not ledger.is_over(2)
+    assert ledger.reason_to_drop(3, limit=9) == "another attempt continues the same trial"
+    assert ledger.reason_to_drop(4, limit=1) is None
+    assert ledger.reason_to_drop(6, limit=3) is None
+    assert ledger.reason_to_drop(6, limit=2) == "the study has 2 trials"
+    assert ledger.is_finished(1)
+    assert not ledger.is_finished(2)
 
 
 def test_only_deaths_are_counted_as_deaths() -> None:
@@ -76,12 +76,10 @@ def test_only_deaths_are_counted_as_deaths() -> None:
     assert retry_of(stopped)[1]["deaths"] == 1
 
 
-def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_dead_when_its_heartbeat_stops_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
-    vigil = heartbeat.Vigil(tmp_path, grace=10)
+    monitor = heartbeat.LivenessMonitor(tmp_path, grace=10)
     elsewhere: dict[str, Any] = {"worker": ["another machine", "its worker"]}
     beats = {1: [1, 1, 1, 1], 2: [1, 2, 3, 3], 3: [None, None, None, None]}
     found = []
@@ -90,7 +88,7 @@ def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
         dead = [
             number
             for number, one in beats.items()
-            if vigil.is_dead(attempt(number, TrialState.RUNNING, beat=one[look], **elsewhere))
+            if monitor.is_dead(attempt(number, TrialState.RUNNING, beat=one[look], **elsewhere))
         ]
         found.append(dead)
     assert found == [[], [], [], [1, 3]]
@@ -98,24 +96,24 @@ def test_a_pulse_that_stands_still_is_over_and_one_that_moves_is_not(
 
 def test_workers_of_one_machine_share_its_cores(tmp_path: Path) -> None:
     workers = tmp_path / "workers"
-    with heartbeat.signed_in(workers):
-        assert heartbeat.number_alive(workers) == 1
-        with heartbeat.signed_in(workers):
-            assert heartbeat.number_alive(workers) == 2
+    with heartbeat.registered_worker(workers):
+        assert heartbeat.count_alive(workers) == 1
+        with heartbeat.registered_worker(workers):
+            assert heartbeat.count_alive(workers) == 2
         (workers / "dead").touch()
-        assert heartbeat.number_alive(workers) == 1
+        assert heartbeat.count_alive(workers) == 1
 
 
 def test_on_one_machine_the_lock_tells_at_once(tmp_path: Path) -> None:
-    vigil = heartbeat.Vigil(tmp_path, grace=1e9)
-    here = heartbeat.this_machine()
-    with heartbeat.signed_in(tmp_path) as name:
-        assert not vigil.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+    monitor = heartbeat.LivenessMonitor(tmp_path, grace=1e9)
+    here = heartbeat.machine_id()
+    with heartbeat.registered_worker(tmp_path) as name:
+        assert not monitor.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
     (tmp_path / "killed").touch()
-    assert vigil.is_dead(attempt(2, TrialState.RUNNING, worker=[here, "killed"]))
-    assert not vigil.is_dead(attempt(3, TrialState.RUNNING, worker=[here, "signed in elsewhere"]))
-    assert not vigil.is_dead(attempt(4, TrialState.RUNNING, worker=["elsewhere", "killed"]))
-    heartbeat.forget_the_dead(tmp_path)
+    assert monitor.is_dead(attempt(2, TrialState.RUNNING, worker=[here, "killed"]))
+    assert not monitor.is_dead(attempt(3, TrialState.RUNNING, worker=[here, "registered elsewhere"]))
+    assert not monitor.is_dead(attempt(4, TrialState.RUNNING, worker=["elsewhere", "killed"]))
+    heartbeat.prune_dead_workers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +123,7 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     assert "3 trials complete, 0 pruned" in said.out
     assert f"next: logdepth train --config {out / 'best.json'} --out runs/sweep" in said.out
-    assert "no figure of importance: it needs 4 complete trials, there are 3" in said.err
+    assert "no importance figure: it needs 4 complete trials; there are 3" in said.err
     assert sum(line.startswith("trial ") for line in said.err.splitlines()) == 3
     first = json.loads((out / "sweep.json").read_text())
     assert not (out / "importance.svg").exists()
@@ -172,7 +170,7 @@ def test_a_sweep_without_a_best_is_no_config(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({"recipe": RECIPE, "best": None, "best_config": None, "trials": []}))
     for command in (["train"], ["sweep", RECIPE], ["reproduce", "pydocs"]):
-        assert "sweep.json is the record of a sweep that has no complete trial yet" in refused(
+        assert "sweep.json is the sweep.json of a sweep without a complete trial" in refused(
             capsys, *command, "--config", str(file)
         )
 
@@ -191,7 +189,9 @@ def test_a_damaged_record_is_no_config(lost: str, tmp_path: Path, capsys: pytest
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({name: value for name, value in record.items() if name != lost}))
     for command in (["train"], ["train", RECIPE], ["reproduce", "pydocs"]):
-        assert "sweep.json is a damaged record of a sweep" in refused(capsys, *command, "--config", str(file))
+        assert "sweep.json is a sweep.json that is damaged or was written by an older logdepth" in refused(
+            capsys, *command, "--config", str(file)
+        )
 
 
 def test_what_suits_another_corpus_is_used_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,11 +215,11 @@ def test_joining_on_other_terms_is_refused(corpus: Path, tmp_path: Path, capsys:
     assert main(flags(corpus, out, "--trials", "1", *space)) == 0
     other = ["--space", "train.learning_rate=1e-3:1e-1:log"]
     line = refused(capsys, *flags(corpus, out, "--trials", "2", *other))
-    assert "--space train.learning_rate is 0.001:0.01:log there and 0.001:0.1:log here" in line
+    assert "--space train.learning_rate is 0.001:0.01:log in the study and 0.001:0.1:log in this command" in line
     line = refused(capsys, *flags(corpus, out, "--trials", "2", *space, "--train.clip", "2"))
-    assert "train.clip is 1.0 there and 2.0 here" in line
+    assert "train.clip is 1.0 in the study and 2.0 in this command" in line
     line = refused(capsys, *flags(corpus, out, "--trials", "2"))
-    assert "--space dropout is nothing there and 0.0:0.4:0.05 here" in line
+    assert "--space dropout is nothing in the study and 0.0:0.4:0.05 in this command" in line
     elsewhere = tmp_path / "corpus"
     elsewhere.mkdir()
     for split in ("train", "valid", "test"):
@@ -238,10 +238,10 @@ def test_a_study_from_before_a_field_was_there_goes_on(corpus: Path) -> None:
     old = {name: value for name, value in search.terms.items() if name != "train.shift_windows"}
     study = optuna.create_study()
     study.set_user_attr(TERMS, {"version": "0", "terms": old})
-    agree(study, search)
+    check_terms(study, search)
     shifted = replace(search, config=override(config, {"train": {"shift_windows": True}}))
-    with pytest.raises(UserError, match=r"train\.shift_windows is False there and True here"):
-        agree(study, shifted)
+    with pytest.raises(UserError, match=r"train\.shift_windows is False in the study and True in this command"):
+        check_terms(study, shifted)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_a_study_from_before_a_field_was_there_goes_on(corpus: Path) -> None:
         ("postgresql+psycopg2://me:hidden-word@127.0.0.1:1/none", "onnection refused"),
         ("postgresql+psycopg2://me@127.0.0.1:1/none?password=hidden-word", "onnection refused"),
         ("sqlite:////no/such/folder/study.db", "unable to open database file"),
-        ("nonsense hidden-word", "this is no URL of a database"),
-        ("nosuch://me:hidden-word@there/db", "this is no URL of a database"),
+        ("nonsense hidden-word", "not a database URL"),
+        ("nosuch://me:hidden-word@there/db", "not a database URL"),
         ("mysql+pymysql://me:hidden-word@there/db", "driver"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_database_that_cannot_be_used_is_one_line_without_its_password(
 
 
 def test_mistakes_are_one_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "which recipe?" in refused(capsys, "sweep", "--trials", "3")
+    assert "RECIPE is missing; `logdepth recipes` lists" in refused(capsys, "sweep", "--trials", "3")
     assert "there is no recipe" in refused(capsys, "sweep", "pydocs-ar-gcr")
     assert "--trials must be at least 1; got 0" in refused(capsys, *flags(corpus, tmp_path, "--trials", "0"))
     assert "--grace must be above 0" in refused(capsys, *flags(corpus, tmp_path, "--grace", "-1"))
@@ -296,7 +296,7 @@ def test_training_that_diverges_is_pruned_and_not_tried_again(
 ) -> None:
     out = tmp_path / "sweep"
     assert main(flags(corpus, out, "--trials", "1", "--space", "train.learning_rate=1e29:1e30")) == 3
-    assert "none was completed" in capsys.readouterr().out
+    assert "no trial completed" in capsys.readouterr().out
     (row,) = json.loads((out / "sweep.json").read_text())["trials"]
     assert (row["state"], row["reason"], row["attempts"]) == ("pruned", "training diverged", 1)
     assert not (out / "best.json").exists()
@@ -318,5 +318,5 @@ def test_help_says_what_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["sweep", "ptb-transformer-alibi", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "their weights and checkpoints are removed when they are over" in text
+    assert "its metrics are kept, and its weights and checkpoint are removed" in text
     assert "--model.num-heads INT" in text

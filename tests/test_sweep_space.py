@@ -38,32 +38,35 @@ def test_specs(spec: str, expected: Range | Choices) -> None:
     [
         ("train.learning_rate", "write NAME=LOW:HIGH"),
         ("train.learning_rate=", "write NAME=LOW:HIGH"),
-        ("train.learning_rate=1e-3", "nothing to search"),
+        ("train.learning_rate=1e-3", "a single value cannot be searched"),
         ("train.learning_rate=1:2:3:4", "write NAME=LOW:HIGH"),
         ("train.learning_rat=1e-4:1e-2", "did you mean 'learning_rate'"),
         ("learning_rate=1e-4:1e-2", "unknown field 'learning_rate'"),
-        ("train.learning_rate=1e-2:1e-4", "put the lower one first"),
-        ("train.learning_rate=1e-3:1e-3", "put the lower one first"),
+        ("train.learning_rate=1e-2:1e-4", "must go from a lower to a higher value"),
+        ("train.learning_rate=1e-3:1e-3", "must go from a lower to a higher value"),
         ("train.learning_rate=0:1:log", "above 0"),
         ("train.learning_rate=-1:1", "learning_rate must be above 0"),
         ("train.learning_rate=low:high", "expected a number; got 'low'"),
         ("train.learning_rate=nan:1", "expected a number; got 'nan'"),
-        ("train.weight_decay=0:1:0.3", "do not lead from 0 to 1"),
-        ("train.weight_decay=0:1:0", "do not lead from 0 to 1"),
-        ("model.depth=1:3:0.5", "whole number"),
+        ("train.weight_decay=0:1:0.3", "divide the range from 0 to 1; got 0.3"),
+        ("train.weight_decay=0:1:0", "divide the range from 0 to 1; got 0"),
+        ("model.depth=1:3:0.5", "model.depth is an integer, so its step must be one too; got 0.5"),
         ("model.depth=1.5:3", "expected int; got 1.5"),
         ("model.depth=1,two", "expected int; got 'two'"),
-        ("model.depth=1,1", "comes twice"),
+        ("model.depth=1,1", "listed twice"),
         ("model.depth=1,[2]", "a choice must be"),
         ("model=1,2", "expected a mapping"),
         ("dropout=0:1", "from 0 to below 1"),
-        ("data.tokenizer.vocab_size=100,200", "losses on other text or tokens, seeds and machines do not compare"),
-        ("seed=1,2", "do not compare"),
-        ("train.warmup_steps+seed=1,2", "do not compare"),
-        ("model.leaf_dropout+model.leaf_dropout=0:0.2", "model.leaf_dropout is searched by"),
+        (
+            "data.tokenizer.vocab_size=100,200",
+            "data, seed or machine settings, because their losses are not comparable",
+        ),
+        ("seed=1,2", "losses are not comparable"),
+        ("train.warmup_steps+seed=1,2", "losses are not comparable"),
+        ("model.leaf_dropout+model.leaf_dropout=0:0.2", "model.leaf_dropout is already searched by"),
         ("model.leaf_dropout+model.depth=0.1:0.2", "expected int; got 0.1"),
-        ("train.learning_rate+train.warmup_steps=1:5", "train.warmup_steps is a whole number and train.learning_rate"),
-        ("train.threads=1,2", "do not compare"),
+        ("train.learning_rate+train.warmup_steps=1:5", "train.warmup_steps is an integer and train.learning_rate"),
+        ("train.threads=1,2", "losses are not comparable"),
     ],
 )
 def test_specs_that_are_refused(spec: str, said: str) -> None:
@@ -79,7 +82,7 @@ def test_one_value_for_several_fields() -> None:
 
 
 def test_a_field_is_searched_once() -> None:
-    with pytest.raises(UserError, match=r"model\.leaf_dropout is searched by 'dropout=0:0\.4' already"):
+    with pytest.raises(UserError, match=r"model\.leaf_dropout is already searched by 'dropout=0:0\.4'"):
         parse_space(["dropout=0:0.4", "model.leaf_dropout=0:0.2"], GRC)
 
 

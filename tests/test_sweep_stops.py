@@ -59,7 +59,7 @@ def test_signals_give_the_trial_back(
         patch.setattr(Trainer, "_step", stopping)
         assert main(flags(corpus, out, "--trials", "1")) == 128 + number
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last == f"stopped by {number.name}; what was begun is saved. Go on with the same command"
+    assert last == f"stopped by {number.name}; saved. Run the same command again to continue."
     failed, waiting = trials_of(out)
     assert (failed.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
     assert steps_in(out, 0)[-1] == 8
@@ -128,7 +128,7 @@ def test_a_database_that_goes_away_in_a_trial(
         patch.setattr(TrialWatch, "validated", gone)
         patch.setattr(optuna.Study, "tell", gone)
         line = refused(capsys, *flags(corpus, out, "--trials", "1"))
-    assert "cannot be used (the server went away); check --storage and run the same again" in line
+    assert "cannot be used (the server went away); check --storage and run the same command again" in line
     assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING]  # nobody could be told
     assert main(flags(corpus, out, "--trials", "1", "--grace", "1e6")) == 0
     (row,) = json.loads((out / "sweep.json").read_text())["trials"]

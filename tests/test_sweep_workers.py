@@ -25,7 +25,7 @@ from logdepth.runs import RunFolder
 from logdepth.sweep import Search, parse_space
 from logdepth.sweep.ledger import RETRY_OF, retry_of
 from logdepth.sweep.storage import _JournalLock, open_storage
-from logdepth.sweep.watch import PLACES, TrialWatch
+from logdepth.sweep.watch import NUM_REPORT_POINTS, TrialWatch
 from logdepth.training import TrainState
 from tests.run_folders import measured
 from tests.sweep_processes import (
@@ -137,14 +137,14 @@ def test_a_trial_that_kills_its_workers_is_given_up(
         return in_no_time(self, config, folder, watch)
 
     monkeypatch.setattr(worker.Worker, "_train", deadly)
-    for _ in range(worker.MOST_DEATHS):
+    for _ in range(worker.MAX_DEATHS):
         with pytest.raises(KilledError):
             main(flags(corpus, out, "--trials", "2", *space))
         Mortal.left = 10**9
     assert main(flags(corpus, out, "--trials", "2", *space)) == 0
     rows = json.loads((out / "sweep.json").read_text())["trials"]
     assert [row["state"] for row in rows] == ["pruned", "complete"]
-    assert rows[0]["reason"] == "given up: 3 workers died on it"
+    assert rows[0]["reason"] == "given up: 3 workers died while running it"
     each_done_once(trials_of(out), 2)
 
 
@@ -273,7 +273,7 @@ def test_a_killed_worker_loses_nothing(
         assert measured(out / "trials" / f"000{trial}") == measured(whole / "trials" / f"000{trial}")
     last = trials_of(out)[-1]
     # Those from before the kill too.
-    assert sorted(last.intermediate_values) == list(range(1, PLACES + 1))
+    assert sorted(last.intermediate_values) == list(range(1, NUM_REPORT_POINTS + 1))
 
 
 def test_a_line_that_a_kill_cut_off_is_removed(trained: list[int], corpus: Path, tmp_path: Path) -> None:

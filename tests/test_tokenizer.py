@@ -13,7 +13,7 @@ from logdepth.data import DataConfig, TokenizerConfig, prepare
 from logdepth.data.census import census_of
 from logdepth.data.passages import Passage
 from logdepth.data.text import Text
-from logdepth.data.tokenizer import Tokenizer, _cut, pieces, trained_tokenizer
+from logdepth.data.tokenizer import Tokenizer, _split_line, pieces, trained_tokenizer
 from logdepth.errors import UserError
 from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
@@ -65,7 +65,7 @@ def test_the_papers_settings_turn_line_breaks_into_spaces(tokenizers: dict[str, 
 
 @given(line=st.text("ab c", max_size=400), longest=st.integers(8, 40))
 def test_long_lines_are_cut_at_lone_spaces(line: str, longest: int) -> None:
-    parts = list(_cut(line, longest))
+    parts = list(_split_line(line, longest))
     assert "".join(parts) == line
     for part in parts[1:]:
         assert part.startswith(" ")
@@ -113,7 +113,8 @@ def test_vocabularies_that_a_corpus_cannot_fill_are_refused(tmp_path: Path) -> N
     census = census_of(corpus)
     with pytest.raises(UserError, match=r"vocabulary of 8,000 pieces: set --data.tokenizer.vocab-size to at most \d+"):
         trained_tokenizer(corpus, census, TokenizerConfig(vocab_size=8000))
-    with pytest.raises(UserError, match=r"does not give a vocabulary of 10 pieces: it needs at least \d+ pieces"):
+    says = r"does not support a vocabulary of 10 pieces: its characters require at least \d+ pieces"
+    with pytest.raises(UserError, match=says):
         trained_tokenizer(corpus, census, TokenizerConfig(vocab_size=10))
     with pytest.raises(ValueError, match="at least 8"):
         TokenizerConfig(vocab_size=7)

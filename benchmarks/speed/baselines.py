@@ -1,9 +1,9 @@
 """The Transformers, as fast as we can make them: compiled whole, with the fastest attention that there is for them.
 
-They compute what the preset `logdepth.models.TransformerConfig` computes, with its weights
-(tests/test_performance.py). FlexAttention is called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has it, it would end
-the graph in every layer. Sinusoids are added from a table, and under autocast the residual stream is in the dtype of
-the products, as the states of an accelerated scan are.
+They compute what the preset `logdepth.models.TransformerConfig` computes, with its weights (tests/test_performance.py).
+FlexAttention is called as it is, for the compilation of the whole to fuse: compiled by itself inside, as the model has
+it, it would end the graph in every layer. Sinusoids are added from a table, and under autocast the residual stream is
+in the dtype of the products, as the states of an accelerated scan are.
 """
 
 import math

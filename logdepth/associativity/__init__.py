@@ -1,4 +1,4 @@
-"""How far a trained operator is from associative: distances between the two ways to merge three, and other trees."""
+"""How far a trained operator is from associative: distances between both orders of merging, and perplexity by tree."""
 
 from logdepth.associativity.figure import draw, drawn
 from logdepth.associativity.outcome import Associativity, InParts, Untrained

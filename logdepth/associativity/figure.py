@@ -1,4 +1,4 @@
-"""The figure of a study: on the left distances by level, a panel a layer; on the right what other trees cost."""
+"""The figure of a study: distances by level, one panel per layer, and on the right perplexity with other trees."""
 
 import math
 from pathlib import Path
@@ -13,24 +13,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IN_WORDS: dict[Law, str] = {
-    "up": "up-sweep's ⊙",
-    "down": "down-sweep's ⊙",
-    "mixed": "both: a ⊙down (b ⊙up c)",
+    "up": "up-sweep ⊙",
+    "down": "down-sweep ⊙",
+    "mixed": "mixed: a ⊙down (b ⊙up c)",
 }
 LOGARITHMIC_FROM = 3.0
-"""Perplexity over the scan's from which a linear scale would hide the small differences."""
+"""Ratio to the scan's perplexity above which the axis is logarithmic, so that small differences stay visible."""
 
 LEAST_SHOWN = 0.05
-"""Percent that the linear scale always spans, on either side."""
+"""Minimum percentage that the linear scale spans on either side."""
 
 
 def draw(found: Associativity, path: Path) -> None:
-    """`path`.svg and `path`.png."""
+    """Save the figure as `path`.svg and `path`.png."""
     drawing.save(drawn(found), path)
 
 
 @drawing.house_style()
 def drawn(found: Associativity) -> "Figure":
+    """Return the figure."""
     figure, axes = drawing.new_figure(4.4 * (1 + found.num_layers), 3.8, columns=1 + found.num_layers)
     for layer, one in enumerate(axes[:-1]):
         _draw_distances(one, found, layer)
@@ -43,7 +44,7 @@ def drawn(found: Associativity) -> "Figure":
 
 
 def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
-    """A colour a law; solid where trained, dashed where not, dotted for how much of a is left at all."""
+    """Draw one colour per law: solid for the trained model, dashed for untrained ones, dotted for a's influence."""
     here = [one for one in found.distances if one.layer == layer]
     laws = [law for law in LAWS if any(one.law == law for one in here)]
     levels = [one.level for one in here if one.law == laws[0]]
@@ -52,9 +53,9 @@ def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
         values = [one.distance for one in points]
         errors = [one.error or 0.0 for one in points]
         axes.errorbar(levels, values, yerr=errors, color=colour, marker="o", zorder=3)
-        if law != "mixed":  # its a has the influence of the down-sweep's
+        if law != "mixed":  # its influence equals that of the law "down"
             axes.plot(levels, [one.influence for one in points], color=colour, linestyle=":")
-        untrained = [beside for one in points if (beside := found.over_seeds(one))]
+        untrained = [baseline for one in points if (baseline := found.over_seeds(one))]
         if untrained:
             low = [one.distance - (one.deviation or 0.0) for one in untrained]
             high = [one.distance + (one.deviation or 0.0) for one in untrained]
@@ -70,8 +71,8 @@ def _draw_distances(axes: "Axes", found: Associativity, layer: int) -> None:
     axes.axhline(1.0, color=drawing.FAINT, linewidth=0.8, label="unrelated texts")
     axes.set_xticks(levels, [f"{1 << level:,}" for level in levels])
     axes.set_xlabel("tokens in each of the blocks a, b, c")
-    axes.set_ylabel("distance over that of unrelated texts")
-    axes.set_title("(a ⊙ b) ⊙ c against a ⊙ (b ⊙ c)" + (f", layer {layer + 1}" if found.num_layers > 1 else ""))
+    axes.set_ylabel("distance relative to unrelated texts")
+    axes.set_title("(a ⊙ b) ⊙ c versus a ⊙ (b ⊙ c)" + (f", layer {layer + 1}" if found.num_layers > 1 else ""))
 
 
 def _draw_trees(axes: "Axes", found: Associativity) -> None:
@@ -98,11 +99,11 @@ def _draw_trees(axes: "Axes", found: Associativity) -> None:
     axes.margins(x=0.12)
     if logarithmic:
         axes.set_xscale("log")
-    else:  # rounding is no difference to look at
+    else:  # do not magnify differences by rounding
         left, right = axes.get_xlim()
         axes.set_xlim(min(left, -LEAST_SHOWN), max(right, LEAST_SHOWN))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("token perplexity over the scan's" if logarithmic else "token perplexity above the scan's, %")
+    axes.set_xlabel("token perplexity relative to the scan" + ("" if logarithmic else ": increase in %"))
     axes.set_title("perplexity with other trees")

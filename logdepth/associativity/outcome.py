@@ -1,4 +1,4 @@
-"""What a study of associativity finds, as numbers. It knows neither how they were found nor how they are shown."""
+"""The results of a study of associativity, and their conversion to and from JSON."""
 
 import math
 import statistics
@@ -19,23 +19,24 @@ SCAN = "scan"
 
 
 class Untrained(NamedTuple):
-    """The same law, layer and level in models that were never trained: mean and deviation over seeds."""
+    """The distance of one law, layer and level in untrained models: mean and standard deviation over seeds."""
 
     distance: float
     deviation: float | None
-    """None where there is one seed."""
+    """Standard deviation of the distance; None if there is one seed."""
     influence: float
     relative: float
     cosine: float
 
 
 class InParts(NamedTuple):
-    """An evaluation of a split in parts of about one size, from which errors can be told."""
+    """The evaluation of a split in parts of about equal size, from which standard errors are estimated."""
 
     parts: Sequence[Evaluation]
 
     @property
     def whole(self) -> Evaluation:
+        """The evaluation of the whole split."""
         first = self.parts[0]
         return replace(
             first,
@@ -47,34 +48,39 @@ class InParts(NamedTuple):
 
     @property
     def losses(self) -> Sequence[float]:
+        """The loss of each part."""
         return [part.loss for part in self.parts]
 
 
 class Kept(NamedTuple):
-    """What a file keeps of an evaluation in parts: enough for all that is told of it."""
+    """An evaluation in parts as read from a file."""
 
     whole: Evaluation
-    """Without its loss by position."""
+    """The evaluation of the whole split, without loss by position."""
     losses: Sequence[float]
+    """The loss of each part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Associativity:
-    """Distances in one model and in untrained ones, and the trained one's perplexity with other trees."""
+    """Distances in a trained model and in untrained ones, and the trained model's perplexity with other trees."""
 
     context: int
+    """Tokens per window."""
     num_windows: int
-    """Windows of text from which triples were taken."""
+    """Number of windows from which triples were taken."""
     distances: Sequence[Distance]
+    """Distances in the trained model."""
     untrained: Sequence[Sequence[Distance]]
-    """The same, in a freshly initialised model for each seed from 0 on."""
+    """Distances in freshly initialised models, one sequence per seed 0, 1, …"""
     trees: Mapping[str, InParts | Kept]
+    """Maps the names of trees to the evaluations of the trained model with them."""
 
     @classmethod
     def from_dict(cls, saved: Any, where: str) -> "Associativity":
-        """What `as_dict` wrote; `where` it was read from is for the error where it is something else."""
+        """Create the object from the output of `as_dict`. Errors name its source, `where`."""
         if not isinstance(saved, dict) or (saved.get("schema"), saved.get("version")) != (SCHEMA, VERSION):
-            raise UserError(f"{where} does not hold what `logdepth associativity` writes, version {VERSION}")
+            raise UserError(f"{where} is not an output of `logdepth associativity` in version {VERSION}; make it again")
         try:
             return cls(
                 context=saved["context"],
@@ -84,14 +90,15 @@ class Associativity:
                 trees={one["tree"]: _kept(one) for one in saved["trees"]},
             )
         except (KeyError, TypeError) as error:
-            raise UserError(f"{where} is damaged or was changed ({error}); make it again") from None
+            raise UserError(f"{where} is damaged or was edited ({error}); make it again") from None
 
     @property
     def num_layers(self) -> int:
+        """Number of layers of the model."""
         return 1 + max(one.layer for one in self.distances)
 
     def over_seeds(self, trained: Distance) -> Untrained | None:
-        """What stands beside a distance of the trained model; None where no untrained one was asked for."""
+        """Return the untrained models' counterpart of a distance; None if no untrained models were measured."""
         same = [one for seed in self.untrained for one in seed if one[:3] == trained[:3]]
         if not same:
             return None
@@ -105,20 +112,22 @@ class Associativity:
         )
 
     def over_scan(self, tree: str) -> float:
-        """Token perplexity with a tree, over that with the scan."""
+        """Return the token perplexity with a tree divided by that with the scan."""
         return perplexity(self.trees[tree].whole.loss - self.trees[SCAN].whole.loss)
 
     def error_over_scan(self, tree: str) -> float | None:
-        """Standard error of that ratio: the two losses are compared part by part. None where there is one part, or a
-        loss or ratio without end."""
+        """Return the standard error of `over_scan`, from the losses of matching parts.
+
+        Return None if there is only one part, or if a loss or the ratio is not finite.
+        """
         pairs = zip(self.trees[tree].losses, self.trees[SCAN].losses, strict=True)
-        more = [other - scan for other, scan in pairs]
+        differences = [other - scan for other, scan in pairs]
         over_scan = self.over_scan(tree)
-        told = len(more) > 1 and all(map(math.isfinite, (*more, over_scan)))
-        return over_scan * statistics.stdev(more) / math.sqrt(len(more)) if told else None
+        is_finite = len(differences) > 1 and all(map(math.isfinite, (*differences, over_scan)))
+        return over_scan * statistics.stdev(differences) / math.sqrt(len(differences)) if is_finite else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
+        """Return all numbers as a JSON-compatible dict."""
         return {
             "schema": SCHEMA,
             "version": VERSION,
@@ -163,7 +172,7 @@ def _kept(saved: dict[str, Any]) -> Kept:
 
 
 def _number(saved: float | None) -> float:
-    """What `_finite` made of it; it does not tell infinity from what is no number."""
+    """Convert a value written by `_finite` back. None becomes NaN, although it may have been an infinity."""
     return math.nan if saved is None else saved
 
 
@@ -172,5 +181,5 @@ def _jsonable(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

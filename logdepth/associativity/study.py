@@ -1,7 +1,4 @@
-"""The study of one model: its distances beside those of untrained ones, then its perplexity with every tree.
-
-It is handed a model and text; where they come from, and where the numbers go, is not its business.
-"""
+"""The study of one model: its distances compared with those of untrained models, and its perplexity with each tree."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,9 +19,9 @@ from logdepth.runs import Precision
 from logdepth.shapes import Tokens
 
 DEFAULT_OFFSETS = (1, 2, 4, 8, 16, 32)
-"""Those below the context: 1 moves all blocks, 2 all but the pairs, and so on."""
+"""Default offsets; those below the context are used. 1 moves all blocks, 2 all except the pairs, and so on."""
 PARTS = 16
-"""Of the text, whose losses tell the error of a comparison."""
+"""Maximum number of parts into which the text is divided to estimate standard errors."""
 
 
 def study(
@@ -38,20 +35,22 @@ def study(
     precision: Precision = "auto",
     reset_at_documents: bool = False,
 ) -> Associativity:
-    """Everything about one model on one split.
+    """Measure distances and perplexities of a model on one split.
 
     Args:
-        context: tokens in a window, of the triples and of the perplexities.
-        offsets: leaves by which the tree is shifted; by default `DEFAULT_OFFSETS`.
-        num_windows: windows from which triples are taken.
-        num_seeds: untrained models to compare with.
-        precision: of the perplexities. Distances are measured in that of the weights.
-        reset_at_documents: for models that were trained so.
+        model: the trained model.
+        store: the split.
+        context: tokens per window, for triples and perplexities.
+        offsets: numbers of leaves by which the tree is shifted; by default `DEFAULT_OFFSETS`.
+        num_windows: number of windows from which triples are taken.
+        num_seeds: number of untrained models to compare with.
+        precision: precision of the perplexities. Distances are measured in the precision of the weights.
+        reset_at_documents: reset the state at document boundaries, for models that were trained with that option.
     """
     longest = longest_context(model)
     if not 3 <= context <= longest:
         raise UserError(
-            f"the context must be from 3, for three blocks, to {longest:,}, which go through the model at once; "
+            f"the context must be from 3, for three blocks, to {longest:,}, the maximum for one forward pass; "
             f"got {context:,}"
         )
     windows = spread_windows(store, context, num_windows, within_documents=reset_at_documents)
@@ -69,7 +68,7 @@ def study(
 
 
 def longest_context(model: LM) -> int:
-    """Windows that `evaluate` gives to a model whole: in parts, there would be a state to go on from."""
+    """Return the longest window that `evaluate` processes in one forward pass, without continuing from a state."""
     del model
     return BATCH_TOKENS
 
@@ -93,17 +92,17 @@ def _all_distances(model: LM, windows: Tokens, num_seeds: int) -> tuple[list[Dis
 
 
 def _untrained(model: LM, seed: int) -> LM:
-    """What training started from, were this its seed."""
+    """Return the model's initialisation for a training seed."""
     weight = model.embedding.weight
-    with torch.random.fork_rng(devices=[]):  # the caller's numbers stay as they were
+    with torch.random.fork_rng(devices=[]):  # preserve the caller's random state
         torch.manual_seed(seed)
         return LM(model.vocab_size, model.config).to(weight.device, weight.dtype)
 
 
 def parts_of(store: TokenStore, context: int) -> list[TokenStore]:
-    """A split of one window or more, in up to `PARTS` parts cut where windows meet: theirs are those of the whole.
+    """Divide a split of at least one window into up to `PARTS` parts at window boundaries.
 
-    Each part ends with the token that the next one starts from, as windows do.
+    The windows of the parts are those of the whole split. Like windows, consecutive parts share one token.
     """
     inputs = len(store) - 1
     cuts = np.linspace(0, inputs // context, min(PARTS, inputs // context) + 1).round().astype(int)[:-1] * context
@@ -124,7 +123,7 @@ def _evaluated(
     found: dict[str, InParts] = {}
     with Progress("other trees", len(trees) * (len(store) - 1), unit="tokens") as progress:
         for name, tree in trees.items():
-            note = f"{name}: one merge after another" if tree is left_fold else name
+            note = f"{name}: sequential merges" if tree is left_fold else name
             found[name] = InParts(
                 [
                     evaluate(

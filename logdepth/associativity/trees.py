@@ -1,12 +1,11 @@
-"""Other trees in place of the scan's, and a model that uses one. With an associative ⊙ they would all be the same.
+"""Alternative merge trees, and a model that uses one. With an associative ⊙, all trees give the same result.
 
 scan         the tree that the model was trained with
 left fold    s_{n+1} = s_n ⊙down e_n: one element after another
-offset k     the scan's tree, of which the sequence starts at leaf k instead of leaf 0, as if the k elements before it
-             were missing. A missing operand means: take the other one.
+offset k     the scan's tree with the sequence starting at leaf k instead of leaf 0, as if the k elements before it
+             were missing. A merge with a missing operand returns the other operand.
 
-An offset moves the edges of blocks: a multiple of 2^l leaves the blocks of level l and below as they are, and moves
-those above. This file knows nothing of text or of distances.
+An offset moves the boundaries of blocks. A multiple of 2^l keeps the blocks of levels up to l and moves those above.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,27 +52,27 @@ def with_tree(model: LM, tree: PrefixesOf) -> Iterator[None]:
 
 
 def scanned(operator: Operator | OperatorPair, elements: Batch) -> Batch:
-    """The scan itself."""
+    """Return the prefixes of the scan."""
     return scan(operator, elements).prefixes
 
 
 def left_fold(operator: Operator | OperatorPair, elements: Batch) -> Batch:
-    """Each element folded onto the prefix before it: as many dependent merges as there are elements."""
+    """Fold each element onto the prefix before it. The merges are sequential, one per element."""
     _, down = operator_pair(operator)
     prefixes = [elements[:, 0]]
     for element in elements.unbind(dim=1)[1:]:
-        prefixes.append(down(prefixes[-1], element).to(elements.dtype))  # autocast must not decide what states are
+        prefixes.append(down(prefixes[-1], element).to(elements.dtype))  # keep the states' dtype under autocast
     return torch.stack(prefixes, dim=1)
 
 
 def shifted(offset: int) -> PrefixesOf:
-    """The scan's tree with the sequence at leaf `offset`."""
+    """Return a function that scans with the sequence starting at leaf `offset`."""
     if offset < 0:
         raise ValueError(f"an offset must not be negative; got {offset}")
 
     def prefixes_of(operator: Operator | OperatorPair, elements: Batch) -> Batch:
         batch, length, width = elements.shape
-        # Whole missing blocks as large as the sequence change nothing, so that no offset costs more than they would.
+        # A missing block at least as large as the sequence changes nothing, so the offset is reduced modulo its size.
         missing = offset % (1 << (length - 1).bit_length())
         up, down = operator_pair(operator)
         present = torch.cat([elements, elements.new_ones(batch, length, 1)], dim=-1)
@@ -84,10 +83,10 @@ def shifted(offset: int) -> PrefixesOf:
 
 
 def _where_present(operator: Operator) -> Operator:
-    """The operator on states with one more column: 1 for a state that is there, 0 for a missing one.
+    """Extend an operator to states with one more column: 1 for a present state, 0 for a missing one.
 
-    What is missing comes before all that is there. So where the left operand is present the right one is too, and where
-    it is missing, the right one is the answer, be it present or not.
+    Missing states precede all present ones. So if the left operand is present, the right one is too; if it is missing,
+    the result is the right operand, present or not.
     """
 
     def merge(left: Rows, right: Rows) -> Rows:
@@ -98,7 +97,7 @@ def _where_present(operator: Operator) -> Operator:
 
 
 class WithTree(LanguageModel):
-    """A scan model whose prefixes another tree makes. It takes whole windows: there is no state to continue from."""
+    """A scan model that computes prefixes with another tree. It has no state, so it must process a window at once."""
 
     def __init__(self, model: LM, tree: PrefixesOf) -> None:
         super().__init__()
@@ -122,7 +121,7 @@ class WithTree(LanguageModel):
             return self.model.token_losses(tokens, targets, cu_seqlens=cu_seqlens)
 
     def init_state(self, batch: int) -> NoReturn:
-        raise NotImplementedError(f"another tree has no state to continue from, for {batch} rows or any other number")
+        raise NotImplementedError(f"only the scan's tree has a state to continue from; got batch size {batch}")
 
     def step(self, tokens: Tokens, state: Any, *, lengths: LengthsLike | None = None) -> NoReturn:
-        raise NotImplementedError("another tree has no state to continue from")
+        raise NotImplementedError("only the scan's tree has a state to continue from")

@@ -1,15 +1,16 @@
-"""How far (a ⊙ b) ⊙ c is from a ⊙ (b ⊙ c) on a model's own states, at each level of its tree.
+"""Distances between (a ⊙ b) ⊙ c and a ⊙ (b ⊙ c) on a model's own states, at each level of its tree.
 
-a, b, c are blocks T_l[j], T_l[j+1], T_l[j+2] of the up-sweep over real text, which follow each other in time. The
-distance between the two answers is divided by that between the answers of unrelated texts, so that it does not depend
-on how large states are or on what they all have in common: 0 is associative, 1 is as far apart as unrelated texts.
+a, b, c are consecutive blocks T_l[j], T_l[j+1], T_l[j+2] of the up-sweep over real text. The distance between the two
+results is divided by the distance between results of unrelated texts, which makes it independent of the scale and the
+mean of the states. A distance of 0 means associative; a distance of 1 means as different as unrelated texts.
 
     distance² = mean ‖x - y‖² / mean ‖x - x'‖²       x = (a ⊙ b) ⊙ c, y = a ⊙ (b ⊙ c), x' = x in another window
 
-An operator that forgets is associative for free: a ⊙ b = b is. So beside it stands the influence of a: the distance
-from x to (a' ⊙ b) ⊙ c, with the a' of another window. Only a distance below the influence is more than forgetting.
+An operator that forgets, such as a ⊙ b = b, is trivially associative. The influence of a measures this: it is the
+distance from x to (a' ⊙ b) ⊙ c, with a' from another window. Only a distance below the influence indicates more than
+forgetting.
 
-It knows models and token numbers, not runs. All is in the precision of the weights: rounding is no part of a distance.
+Everything is computed in the precision of the weights, so that distances do not include errors of lower precision.
 """
 
 import math
@@ -32,28 +33,29 @@ LAWS: dict[Law, str] = {
     "down": "(a ⊙down b) ⊙down c = a ⊙down (b ⊙down c)",
     "mixed": "(a ⊙down b) ⊙down c = a ⊙down (b ⊙up c)",
 }
-"""What holds of an associative operator. Where the sweeps differ, `mixed` says that two blocks may be folded onto a
-prefix one by one or merged first; where they do not, `up` says it all."""
+"""The laws of an associative operator. If the two sweeps have different operators, `mixed` states that two blocks can
+be folded onto a prefix one by one or merged first. If they have the same operator, only `up` is measured."""
 GROUP = 8
-"""Windows that are compared with each other: few enough for any memory, and far apart in the text."""
+"""Number of windows that are compared with each other: few, to save memory, and far apart in the text."""
 MERGE_ROWS = 16_384
-"""Rows of one operator call."""
+"""Maximum rows per operator call."""
 
 
 class Distance(NamedTuple):
-    """One law in one layer at one level, over all triples."""
+    """The distance of one law in one layer at one level, over all triples."""
 
     layer: int
     law: Law
     level: int
-    """A block of level l holds 2^l elements."""
+    """Level l of the blocks, which contain 2^l elements each."""
     triples: int
+    """Number of triples."""
     distance: float
-    """Root mean square distance, over that of unrelated texts."""
+    """Root mean square distance, divided by that of unrelated texts."""
     error: float | None
-    """Standard error of the distance, from groups of windows; None where there is one group."""
+    """Standard error of the distance over groups of windows; None if there is one group."""
     influence: float
-    """Root mean square distance that another text's a makes to (a ⊙ b) ⊙ c, over that of unrelated texts."""
+    """Root mean square change of (a ⊙ b) ⊙ c if a comes from another text, divided by that of unrelated texts."""
     relative: float
     """Mean of ‖x - y‖ / ‖x‖."""
     cosine: float
@@ -61,15 +63,15 @@ class Distance(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Over the triples of one group of windows."""
+    """Sums over the triples of one group of windows."""
 
     triples: int
     squares: float
-    """Of ‖x - y‖."""
+    """Sum of ‖x - y‖²."""
     unrelated: float
-    """Of ‖x - x'‖, for as many as there are triples: the mean over all pairs of windows, times `triples`."""
+    """Mean of ‖x - x'‖² over all pairs of windows, multiplied by `triples`."""
     replaced: float
-    """Of ‖x - (a' ⊙ b) ⊙ c‖."""
+    """Sum of ‖x - (a' ⊙ b) ⊙ c‖²."""
     relative: float
     cosine: float
 
@@ -89,10 +91,12 @@ _Key = tuple[int, Law, int]
 def distances(
     model: LM, windows: Tokens, *, batch_tokens: int, on_group: Callable[[], None] = lambda: None
 ) -> list[Distance]:
-    """Every law of every layer at every level, on `[windows, length]` tokens.
+    """Measure all laws of all layers at all levels.
 
     Args:
-        batch_tokens: tokens that go through the whole model at once.
+        model: the model.
+        windows: tokens `[windows, length]`.
+        batch_tokens: maximum tokens per forward pass of the model.
         on_group: called after each of the `num_groups(len(windows))` groups.
     """
     found: dict[_Key, list[_Sums]] = {}
@@ -107,11 +111,12 @@ def distances(
 
 
 def num_groups(num_windows: int) -> int:
+    """Return the number of groups into which windows are divided."""
     return max(1, num_windows // GROUP)
 
 
 def _leaves(model: LM, windows: Tokens, rows: int) -> list[tuple[Operator | OperatorPair, Batch]]:
-    """Each layer's operator and the leaves that it merges, `rows` windows at a time."""
+    """Return each layer's operator and its leaves. The model processes `rows` windows at a time."""
     found = paper_layers(model)
     parts: list[list[Batch]] = [[] for _ in found]
     for some in torch.split(windows, rows):
@@ -151,7 +156,7 @@ def _merged(operator: Operator, left: Batch, right: Batch) -> Batch:
 
 
 def _sums(left_first: Batch, right_first: Batch, replaced: Batch) -> _Sums:
-    """Of the answers `[windows, triples, width]`; unrelated is the same triple in other windows."""
+    """Sum over results `[windows, triples, width]`. Unrelated results are those of the same triple in other windows."""
     num_windows = len(left_first)
     apart = (left_first - right_first).norm(dim=-1)
     # Over all pairs of n windows, the mean of ‖x - x'‖² is 2 / (n - 1) times the sum of squares around their mean.

@@ -1,4 +1,4 @@
-"""Windows of text on which operators are compared: whole ones, side by side, spread evenly over a split."""
+"""Windows of text on which operators are compared: non-overlapping, and spread evenly over a split."""
 
 import itertools
 
@@ -11,10 +11,13 @@ from logdepth.errors import UserError
 
 
 def spread_windows(store: TokenStore, context: int, count: int, *, within_documents: bool = False) -> Tensor:
-    """`[windows, context]` tokens: `count` windows, or as many as there are, in the order of the text.
+    """Return tokens `[windows, context]`: up to `count` windows, in the order of the text.
 
     Args:
-        within_documents: no window holds the end of a document before its own, for models that start anew there.
+        store: the split.
+        context: tokens per window.
+        count: maximum number of windows.
+        within_documents: choose only windows that do not span documents, for models that reset at document boundaries.
     """
     bounds = np.array([0, len(store)])
     if within_documents and store.info.separator is not None:
@@ -25,7 +28,7 @@ def spread_windows(store: TokenStore, context: int, count: int, *, within_docume
     if len(starts) < 2:
         where = f"the {store.info.split} split of '{store.info.corpus}'"
         raise UserError(
-            f"{where} has {len(starts)} windows of {context:,} tokens to compare, and two are the least; "
+            f"{where} has {len(starts)} windows of {context:,} tokens, but a comparison needs at least two; "
             "choose a shorter --context"
         )
     chosen = np.linspace(0, len(starts) - 1, min(count, len(starts))).round().astype(int)

@@ -1,6 +1,6 @@
-"""The command line: `logdepth VERB …`. Verbs only, no logic; each is one file here and one entry in `VERBS`.
+"""The command line: `logdepth VERB …`. Each verb is one file in this package and one entry in `VERBS`.
 
-A user's mistake is one line on stderr and exit code 2. Results go to stdout, everything else to stderr.
+A user error prints one line on stderr and exits with code 2. Results go to stdout, and everything else to stderr.
 """
 
 import importlib
@@ -12,24 +12,24 @@ from logdepth import __version__
 from logdepth.errors import UserError, did_you_mean
 
 VERBS = {
-    "reproduce": "the paper's experiment on a corpus: all models, tables, figures, a report",
-    "report": "a study's tables, figures and page, from its result files",
-    "prepare": "make a corpus's tokenizer and token stores",
+    "reproduce": "run the paper's experiment on a corpus: all models, tables, figures, a report",
+    "report": "write a study's tables, figures and report from its result files",
+    "prepare": "create a corpus's tokenizer and token stores",
     "train": "train a recipe, or resume a run",
-    "sweep": "search a recipe's hyperparameters with Optuna, alone or with other workers",
-    "evaluate": "perplexity of a run, at any context length",
-    "time": "time of a model against context length",
-    "associativity": "how far a run's operator is from associative, and what other trees cost it",
-    "generate": "text from a run",
+    "sweep": "search a recipe's hyperparameters with Optuna, with one worker or several",
+    "evaluate": "measure a run's perplexity at any context length",
+    "time": "measure a model's speed by context length",
+    "associativity": "measure how far a run's operator is from associative",
+    "generate": "generate text with a run",
     "corpora": "list the corpora",
-    "recipes": "list the recipes, with parameter counts",
-    "check": "the scan against its definition, on this machine",
-    "completion": "shell completion for bash, zsh, tcsh or fish",
+    "recipes": "list the recipes with their parameter counts",
+    "check": "check the scan against its definition on all devices",
+    "completion": "print a completion script for bash, zsh, tcsh or fish",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit code."""
+    """Run a verb; return the exit code."""
     verb, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if verb in ("", "-h", "--help"):
         print(_overview())
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"logdepth {verb}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the process that reads stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
@@ -63,6 +63,6 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "To begin with: logdepth reproduce pydocs, or logdepth train pydocs-ar-grc",
+            "To start: logdepth reproduce pydocs, or logdepth train pydocs-ar-grc",
         ]
     )

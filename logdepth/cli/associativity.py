@@ -1,4 +1,4 @@
-"""`logdepth associativity`: how far a run's operator is from associative, and what other trees cost it."""
+"""`logdepth associativity`: measure how far a run's operator is from associative."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,32 +23,32 @@ from logdepth.training import prepared_for
 
 @dataclass(frozen=True, kw_only=True)
 class AssociativityCommand:
-    """How far (a ⊙ b) ⊙ c is from a ⊙ (b ⊙ c) in a run's own states, and its perplexity where another tree merges them.
+    """Measure how far (a ⊙ b) ⊙ c is from a ⊙ (b ⊙ c) on a run's own states, and its perplexity with other merge trees.
 
-    Distances are over those of unrelated texts: 0 is associative, 1 is as far apart as the states of two texts. The
-    influence is the distance that another text's a would make: an operator that forgets is associative for free, and
-    only a distance below the influence is more than that. Where each sweep has its operator, the laws are up, down and
-    mixed: (a ⊙down b) ⊙down c = a ⊙down (b ⊙up c).
+    Distances are relative to those of unrelated texts: 0 means associative, 1 means as different as states of two
+    texts. The influence is the change of the result if a comes from another text. An operator that forgets a is
+    trivially associative, so only a distance below the influence indicates more than forgetting. If the two sweeps have
+    different operators, the laws are up, down and mixed: (a ⊙down b) ⊙down c = a ⊙down (b ⊙up c).
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run; its model must be a scan model."""
+    """Folder of the run. Its model must be a scan model."""
     context: int | None = None
-    """Tokens in a window of test text; by default the length that the run was trained at."""
+    """Tokens per window of test text; by default the training length."""
     offsets: tuple[int, ...] = ()
-    """Leaves by which the tree is shifted; by default 1, 2, 4, 8, 16 and 32, where the context is longer."""
+    """Numbers of leaves by which to shift the tree; by default those of 1, 2, 4, 8, 16 and 32 below the context."""
     windows: int = 64
-    """Windows from which blocks are taken, spread over the test text."""
+    """Number of windows from which blocks are taken, spread evenly over the test text."""
     seeds: int = 3
-    """Untrained models to compare distances with."""
+    """Number of untrained models to compare distances with."""
     weights: Weights = "best"
-    """Those of the lowest validation loss, or of the last checkpoint."""
+    """Weights to load: those with the lowest validation loss (best) or those of the latest checkpoint (last)."""
     device: str = "auto"
-    """cpu, cuda, …; auto: a GPU if there is one."""
+    """Device, such as cpu or cuda:0; auto selects a GPU if one is available."""
     precision: Precision = "auto"
-    """Of the perplexities; auto: bfloat16 on CUDA, float32 elsewhere. Distances are always measured in float32."""
+    """Precision of the perplexities; auto is bfloat16 on CUDA and float32 elsewhere. Distances always use float32."""
     data_dir: Path | None = None
-    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     out: Path | None = None
     """Folder for associativity.json and the figure; by default RUN/associativity."""
     json: Switch = False
@@ -58,19 +58,22 @@ class AssociativityCommand:
 def run(arguments: Sequence[str]) -> int:
     command = parse(AssociativityCommand, arguments, "associativity")
     if command.windows < 2 or command.seeds < 0 or min(command.offsets, default=1) < 1:
-        raise UserError("--windows must be at least 2, --seeds at least 0 and --offsets at least 1")
+        raise UserError(
+            f"--windows must be at least 2, --seeds at least 0 and --offsets at least 1; got {command.windows}, "
+            f"{command.seeds} and {' '.join(map(str, command.offsets)) or 'none'}"
+        )
     drawing.require_matplotlib()
     folder = RunFolder(command.run)
     config = folder.config()
     if not isinstance(config.model, ScanLMConfig):
-        raise UserError(f"{command.run} holds a model without an operator; give the run of a scan model")
+        raise UserError(f"{command.run} contains a model without an operator; choose a run of a scan model")
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     assert isinstance(loaded.model, LM)
     store = prepared_for(folder, command.data_dir).stores["test"]
     out = command.out or command.run / "associativity"
     with readable_disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)  # an error now, not after the work
+        out.mkdir(parents=True, exist_ok=True)  # fail before the work, not after it
     found = study(
         loaded.model,
         store,
@@ -108,7 +111,7 @@ def _print(found: Associativity, command: AssociativityCommand, out: Path) -> No
     print_table(heads[first:], [row[first:] for row in rows])
     print()
     print_table(
-        ("tree", "token perplexity", "over the scan's", "±", "bits per byte"),
+        ("tree", "token perplexity", "ratio to scan", "±", "bits per byte"),
         [_tree_row(tree, found) for tree in found.trees],
     )
     print(f"\n{out / 'associativity'}.json, .svg, .png")
@@ -116,8 +119,8 @@ def _print(found: Associativity, command: AssociativityCommand, out: Path) -> No
 
 def _row(one: Distance, untrained: Untrained | None) -> tuple[Any, ...]:
     trained = (one.distance, one.error, one.influence, one.relative, one.cosine)
-    beside = (None,) * 3 if untrained is None else (untrained.distance, untrained.deviation, untrained.influence)
-    rounded = (None if value is None else round(value, 4) for value in (*trained, *beside))
+    baseline = (None,) * 3 if untrained is None else (untrained.distance, untrained.deviation, untrained.influence)
+    rounded = (None if value is None else round(value, 4) for value in (*trained, *baseline))
     return (one.layer + 1, one.law, 1 << one.level, one.triples, *rounded)
 
 

@@ -1,4 +1,4 @@
-"""`logdepth check`: what is installed, and whether the scan agrees with its definition on this machine."""
+"""`logdepth check`: print installed versions, and check the scan against its definition on all devices."""
 
 import platform
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand:
-    """Compare the scan with its definition on the CPU and on every GPU; exit code 1 where one of them disagrees."""
+    """Compare the scan with its definition on the CPU and all GPUs. The exit code is 1 if a device disagrees."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _difference_from_definition(device: str, length: int = 37, width: int = 16) -> float:
-    """The largest difference over values and gradients of a small float64 scan."""
+    """Return the largest difference in values and gradients of a small float64 scan."""
     generator = torch.Generator().manual_seed(0)
     operator = GRC(width).to(device, torch.float64)
     elements = torch.randn(2, length, width, generator=generator, dtype=torch.float64).to(device).requires_grad_()

@@ -1,4 +1,4 @@
-"""`logdepth completion`: a script that completes verbs, recipes and flags in a shell."""
+"""`logdepth completion`: print a script for shell completion of verbs, recipes and flags."""
 
 import contextlib
 import io
@@ -36,12 +36,12 @@ class CompletionCommand:
     """Print a completion script; for bash: `logdepth completion bash >> ~/.bash_completion`."""
 
     shell: Annotated[Literal["bash", "zsh", "tcsh", "fish"], tyro.conf.Positional] = "bash"
-    """The shell that it is for."""
+    """The shell to print the script for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Train:
-    """Train a recipe: to a shell, each recipe is a command of its own, with the flags of its model."""
+    """Train a recipe. For completion, each recipe is a subcommand with the flags of its model."""
 
     recipe: Annotated[_Recipes, tyro.conf.arg(name="")]
 
@@ -75,6 +75,6 @@ def run(arguments: Sequence[str]) -> int:
             args=["--tyro-print-completion", command.shell],
             config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitSubcommandPrefixes),
         )
-    # In bash, names of files where nothing else fits.
+    # In bash, complete file names if nothing else matches.
     print(script.getvalue().replace("complete -F", "complete -o default -F"))
     return 0

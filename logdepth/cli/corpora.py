@@ -1,4 +1,4 @@
-"""`logdepth corpora`: what there is to train on."""
+"""`logdepth corpora`: list the corpora."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ from logdepth.data.text import Text
 
 @dataclass(frozen=True, kw_only=True)
 class CorporaCommand:
-    """List the corpora. All but pydocs and text are read from $LOGDEPTH_DATA or --data-dir, or fetched from the hub."""
+    """List the corpora.
+
+    All except pydocs and text are read from the root data directory, or fetched from the Hugging Face hub.
+    """
 
     data_dir: Path | None = None
-    """The folder above those of the corpora (default: $LOGDEPTH_DATA)."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     json: Switch = False
-    """Print them as JSON."""
+    """Print the list as JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,12 +29,12 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         print_json({name: {"summary": corpus.summary, "here": found[name]} for name, corpus in CORPORA.items()})
     else:
-        here = {True: "yes", False: "no", None: "yours"}
-        rows = [(name, here[found[name]], corpus.summary) for name, corpus in CORPORA.items()]
-        print_table(("corpus", "here", "what it is"), rows)
+        available = {True: "yes", False: "no", None: "–"}
+        rows = [(name, available[found[name]], corpus.summary) for name, corpus in CORPORA.items()]
+        print_table(("corpus", "available", "description"), rows)
     return 0
 
 
 def _is_here(name: str, data_dir: Path | None) -> bool | None:
-    """Whether its files were found; None where they are named by whoever trains."""
+    """Return whether a corpus's files were found; None for the corpus 'text', whose files the user names."""
     return None if CORPORA[name] is Text else CORPORA[name](data_dir).source() is not None

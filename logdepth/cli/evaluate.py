@@ -1,4 +1,4 @@
-"""`logdepth evaluate`: perplexity of a run."""
+"""`logdepth evaluate`: measure the perplexity of a run."""
 
 import sys
 from collections.abc import Sequence
@@ -23,34 +23,35 @@ UNKNOWN_TO_MENTION = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
-    """Token perplexity, word perplexity and bits per byte of a run, in windows of any context length."""
+    """Measure token perplexity, word perplexity and bits per byte of a run in windows of any context length."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     split: Literal["train", "valid", "test"] = "test"
-    """Which text."""
+    """Split to evaluate on."""
     contexts: tuple[int, ...] = ()
-    """Tokens in a window, one or more; by default the length that the run was trained at."""
+    """Context lengths in tokens per window; by default the training length."""
     grid: Switch = False
-    """The paper's lengths: 32, 160, …, 2,976."""
+    """Evaluate at the paper's context lengths: 32, 160, …, 2,976."""
     stride: int | None = None
-    """Tokens from window to window; by default windows do not overlap. Only tokens that are new in a window count."""
+    """Tokens from the start of one window to the next; by default the context length, so that windows do not overlap.
+    Only tokens that are new in a window are counted."""
     positions: Switch = False
-    """Also the loss at each position of a window; with --json."""
+    """Also report the loss at each position of a window. Requires --json."""
     corpus: str | None = None
-    """Another corpus than the run's own, in the run's tokens."""
+    """Another corpus to evaluate on, tokenized with the run's tokenizer; by default the run's own corpus."""
     paths: tuple[Path, ...] = ()
-    """Files or folders of other text, in the run's tokens."""
+    """Files or folders of other text to evaluate on, tokenized with the run's tokenizer."""
     weights: Weights = "best"
-    """Those of the lowest validation loss, or of the last checkpoint."""
+    """Weights to load: those with the lowest validation loss (best) or those of the latest checkpoint (last)."""
     device: str = "auto"
-    """cpu, cuda, …; auto: a GPU if there is one."""
+    """Device, such as cpu or cuda:0; auto selects a GPU if one is available."""
     precision: Precision = "auto"
-    """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    """Precision of the arithmetic; auto is bfloat16 on CUDA and float32 elsewhere."""
     accelerate: bool = True
     """Use kernels and CUDA graphs on a GPU."""
     data_dir: Path | None = None
-    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     json: Switch = False
     """Print the results as JSON."""
 
@@ -58,7 +59,7 @@ class EvaluateCommand:
 def run(arguments: Sequence[str]) -> int:
     command = parse(EvaluateCommand, arguments, "evaluate")
     if command.positions and not command.json:
-        raise UserError("--positions is for --json: a table would be too long")
+        raise UserError("--positions requires --json, because a table would be too long")
     folder = RunFolder(command.run)
     train = folder.config().train
     contexts = PAPER_CONTEXTS if command.grid else command.contexts or (train.context,)
@@ -74,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
     for context in contexts:
         if context >= len(store):
-            print(f"context {context:,}: the text is shorter; it is one window of {len(store) - 1:,}", file=sys.stderr)
+            shorter = f"the text is shorter, so it is evaluated as one window of {len(store) - 1:,} tokens"
+            print(f"context {context:,}: {shorter}", file=sys.stderr)
     results = []
     with Progress(f"evaluating {command.run}", len(contexts) * (len(store) - 1), unit="tokens") as progress:
         for number, context in enumerate(contexts):
@@ -97,11 +99,14 @@ def run(arguments: Sequence[str]) -> int:
         print_json(facts | {"results": [result.as_dict(command.positions) for result in results]})
         return 0
     info = store.info
-    ends = "one stream" if info.separator is None else f"documents that end with a token: {info.documents:,}"
+    ends = "one stream" if info.separator is None else f"{info.documents:,} documents with end-of-document tokens"
     print(f"{info.corpus}, {info.split}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
     if info.unknown > UNKNOWN_TO_MENTION * info.tokens:
         share = 100 * info.unknown / info.tokens
-        print(f"{share:.2g} % of the tokens are unknown to the tokenizer: lost text, which flatters words and bytes")
+        print(
+            f"{share:.2g} % of the tokens are unknown to the tokenizer; their text is lost, which lowers word "
+            "perplexity and bits per byte"
+        )
     heads = ("context", "stride", "token perplexity", "word perplexity", "bits per byte")
     rows = [
         (one.context, one.stride, one.token_perplexity, one.word_perplexity, f"{one.bits_per_byte:.4f}")

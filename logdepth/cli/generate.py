@@ -1,4 +1,4 @@
-"""`logdepth generate`: text from a run."""
+"""`logdepth generate`: generate text with a run."""
 
 import sys
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ from logdepth.runs import Precision, RunFolder, Weights, device_named
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand:
-    """Text that goes on from a prompt, streamed. Several prompts are gone on with together."""
+    """Generate continuations of prompts. One prompt is streamed; several prompts are generated as one batch."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     prompt: tuple[str, ...] = ("",)
-    """One text or more; without any a new document is started. A lone - is read from stdin."""
+    """One or more prompts; - reads a prompt from stdin. By default the prompt is empty, which starts a new document."""
     samples: int = 1
-    """Texts for each prompt."""
+    """Number of continuations per prompt."""
     sampling: Annotated[SamplingConfig, tyro.conf.arg(name="")] = field(default_factory=SamplingConfig)
-    """How the next token is chosen."""
+    """How the next token is sampled."""
     weights: Weights = "best"
-    """Those of the lowest validation loss, or of the last checkpoint."""
+    """Weights to load: those with the lowest validation loss (best) or those of the latest checkpoint (last)."""
     device: str = "auto"
-    """cpu, cuda, …; auto: a GPU if there is one."""
+    """Device, such as cpu or cuda:0; auto selects a GPU if one is available."""
     precision: Precision = "auto"
-    """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    """Precision of the arithmetic; auto is bfloat16 on CUDA and float32 elsewhere."""
     accelerate: bool = True
     """Use kernels and CUDA graphs on a GPU."""
     json: Switch = False
-    """Print prompts and texts as JSON, at the end."""
+    """Print prompts and continuations as JSON when all are complete."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     texts = [""] * len(prompts)
     for number, piece in enumerate(pieces):
         if live and not number:
-            sys.stdout.write(prompts[0])  # with the first piece: what there is to say comes before
+            sys.stdout.write(prompts[0])  # not before the first piece, so that warnings precede it
         texts[piece.row] += piece.text
         if live:
             sys.stdout.write(piece.text)

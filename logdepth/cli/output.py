@@ -1,4 +1,4 @@
-"""Results on stdout: aligned tables for people, JSON for programs."""
+"""Print results on stdout, as aligned tables or as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -8,11 +8,12 @@ from logdepth.report.table import shown
 
 
 def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns wide enough for what is in them: words to the left, numbers to the right."""
+    """Print a table in aligned columns, with text aligned left and numbers aligned right."""
     cells = [[shown(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
     numeric = [all(not isinstance(row[column], str) for row in rows) for column in range(len(heads))]

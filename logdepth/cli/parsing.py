@@ -1,4 +1,4 @@
-"""Flags from dataclasses, by tyro; what it rejects becomes one line."""
+"""Parse command-line flags into dataclasses with tyro, and convert its error messages to one line."""
 
 import contextlib
 import dataclasses
@@ -15,26 +15,26 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from logdepth.blocks.spec import block_config, block_text
-from logdepth.errors import CLOSE, UserError
+from logdepth.errors import MIN_SIMILARITY, UserError
 from logdepth.models import LMConfig
 
 Command = TypeVar("Command")
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-"""A flag that only turns something on."""
+"""A boolean flag without a negated form."""
 BLOCKS_TYPE = typing.get_type_hints(LMConfig)["blocks"]
 RULE = re.compile(r"[-+─╭╮╰╯ ]*")
-"""A line of a box that holds no text."""
+"""A line of tyro's box without text."""
 
 
 PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--train.init-from")
 """Flags whose values may look like the name of a recipe or a corpus."""
-PLAINER = {
+CLEARER_MESSAGES = {
     r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
     r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
-    r"invalid literal for int\(\) with base 10: (.*)": r"expected a whole number; got \1",
+    r"invalid literal for int\(\) with base 10: (.*)": r"expected an integer; got \1",
     r"could not convert string to float: (.*)": r"expected a number; got \1",
 }
-"""What Python and tyro say, and what it means."""
+"""Maps patterns of messages of Python and tyro to clearer messages."""
 
 
 def _blocks_as_words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
@@ -62,10 +62,10 @@ REGISTRY.primitive_rule(_blocks_as_words)
 
 
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
-    """The command that the arguments ask for, its other fields as in `default` or as its class has them."""
-    said = io.StringIO()
+    """Parse arguments into a command. Fields without a flag have their values from `default` or the class."""
+    captured = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(captured):
             parsed: Command = tyro.cli(
                 command,
                 args=list(arguments),
@@ -75,27 +75,29 @@ def parse(command: type[Command], arguments: Sequence[str], verb: str, default: 
                 registry=REGISTRY,
             )
             return _without_empty_lists(parsed, arguments)
-    except ValueError as error:  # a config that refuses its values
+    except ValueError as error:  # a config class rejected a value
         raise UserError(str(error)) from None
     except SystemExit as stopped:
         if stopped.code not in (0, None):
-            raise UserError(_one_line(said.getvalue())) from None
-        sys.stderr.write(said.getvalue())
+            raise UserError(_one_line(captured.getvalue())) from None
+        sys.stderr.write(captured.getvalue())
         raise
 
 
 def _without_empty_lists(command: Command, arguments: Sequence[str]) -> Command:
-    """Refuses `--contexts $LENGTHS` where there are none: it would stand for the default. (Not so in a config, whose
-    lists can be emptied.)"""
+    """Raise a UserError if a list flag of the command has no value, which would otherwise mean the default.
+
+    Lists within configs are not checked: they may be empty.
+    """
     for field in dataclasses.fields(command):  # type: ignore[arg-type]
         flag = f"--{field.name.replace('_', '-')}"
         if flag in arguments and getattr(command, field.name) == ():
-            raise UserError(f"{flag} has no value; give one or more, or leave it out")
+            raise UserError(f"{flag} has no value; give at least one value, or remove the flag")
     return command
 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
-    """The name on which the meaning of flags depends: a known one anywhere, else what comes before all flags."""
+    """Return the name that determines which flags exist: a known name, else the first argument unless it is a flag."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if argument in known and before not in PATH_FLAGS:
             return argument
@@ -103,7 +105,7 @@ def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    """The value of a flag that must be known before the others can be parsed."""
+    """Return the value of a flag that must be known before the other flags are parsed; None if it is absent."""
     for place, argument in enumerate(arguments):
         if argument == flag and place + 1 < len(arguments):
             return arguments[place + 1]
@@ -113,23 +115,23 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
 
 
 def _one_line(boxed: str) -> str:
-    """tyro's boxed error: its first part, and the first flag that it thinks was meant."""
+    """Convert tyro's boxed error message to one line, with the first suggested flag."""
     lines = [line.strip(" │|") for line in boxed.splitlines()]
     parts = [list(group) for is_rule, group in itertools.groupby(lines[1:], RULE.fullmatch) if not is_rule]
-    message = " ".join(parts[0]).strip() if parts else "these arguments cannot be used"
+    message = " ".join(parts[0]).strip() if parts else "invalid arguments"
     message = re.sub(r"^Error parsing (run\.)?", "", message)
-    for pattern, plain in PLAINER.items():
-        message = re.sub(pattern, plain, message)
+    for pattern, clearer in CLEARER_MESSAGES.items():
+        message = re.sub(pattern, clearer, message)
     missing = re.match(r"Missing from [\w ]+: (\S+)", message)
     message = f"{missing[1]} is missing" if missing else message[:1].lower() + message[1:].rstrip(".")
     suggestions = " ".join(line for part in parts[1:] if part[0].startswith("Perhaps you meant") for line in part)
     wrong, meant = (re.search(r"--[\w.-]+", text) for text in (message, suggestions))
-    if meant and (wrong is None or _alike(wrong[0], meant[0])):
+    if meant and (wrong is None or _are_similar(wrong[0], meant[0])):
         return f"{message}; did you mean {meant[0]}?"
     return message if message.endswith("?") else f"{message}; --help lists the options"
 
 
-def _alike(wrong: str, meant: str) -> bool:
-    """Whether the last parts of two flags are close enough for one to be meant by the other."""
+def _are_similar(wrong: str, meant: str) -> bool:
+    """Return whether the last parts of two flags are similar enough for a suggestion."""
     one, other = (flag.removeprefix("--").rsplit(".", 1)[-1] for flag in (wrong, meant))
-    return difflib.SequenceMatcher(None, one, other).ratio() >= CLOSE
+    return difflib.SequenceMatcher(None, one, other).ratio() >= MIN_SIMILARITY

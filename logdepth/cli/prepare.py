@@ -1,4 +1,4 @@
-"""`logdepth prepare`: a corpus's tokenizer and token stores."""
+"""`logdepth prepare`: create a corpus's tokenizer and token stores."""
 
 import time
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from logdepth.recipes import RECIPES, recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareCommand:
-    """Make a corpus's tokenizer and token stores, and report their counts."""
+    """Create a corpus's tokenizer and token stores, and print their counts."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS|RECIPE")] = "pydocs"
-    """A corpus of `logdepth corpora`, or a recipe for its corpus and tokenizer."""
+    """Name of a corpus, or of a recipe, which selects its corpus and tokenizer settings."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Which text, and how it becomes tokens."""
+    """The corpus and its tokenizer."""
     data_dir: Path | None = None
-    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     json: Switch = False
     """Print the report as JSON."""
 
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     default = PrepareCommand(name=name, data=_data_named(name))
     command = parse(PrepareCommand, arguments, "prepare", default)
     if command.name != name:
-        raise UserError(f"which one, '{name}' or '{command.name}'? put it before the flags")
+        raise UserError(f"found two names, '{name}' and '{command.name}'; put the corpus or recipe before the flags")
     start = time.monotonic()
     prepared = prepare(command.data, command.data_dir)
     infos = [store.info for store in prepared.stores.values()]
@@ -48,9 +48,13 @@ def run(arguments: Sequence[str]) -> int:
         }
         print_json(facts | {"splits": {info.split: vars(info) for info in infos}})
         return 0
-    edition = {True: "; checksums are those of the known edition", False: "; checksums are not those known", None: ""}
+    edition = {
+        True: "; checksums match the known edition",
+        False: "; checksums differ from the known edition",
+        None: "",
+    }
     print(f"{prepared.folder}{edition[prepared.known_edition]}")
-    heads = ("split", "tokens", "unknown", "words", "words with line ends", "bytes", "documents", "bytes a token")
+    heads = ("split", "tokens", "unknown", "words", "words with line ends", "bytes", "documents", "bytes per token")
     print_table(
         heads,
         [

@@ -1,4 +1,4 @@
-"""`logdepth recipes`: what can be trained."""
+"""`logdepth recipes`: list the recipes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from logdepth.recipes import RECIPES, parameters_of
 
 @dataclass(frozen=True, kw_only=True)
 class RecipesCommand:
-    """List the recipes: the rows of the paper's tables, and small ones for the corpus that is always there."""
+    """List the recipes: the models of the paper's tables, and small ones for pydocs, which needs no download."""
 
     json: Switch = False
-    """Print them as JSON, with their whole configs."""
+    """Print the recipes as JSON with their complete configs."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`logdepth report`: a study's tables, figures and page, made again from its result files."""
+"""`logdepth report`: write a study's tables, figures and report from its result files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from logdepth.report import write_report
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Make tables, figures and the report of a study again, from what is in its results folder."""
+    """Write the tables, figures and report of a study from its result files, without any training."""
 
     study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY")]
     """Folder of the study."""

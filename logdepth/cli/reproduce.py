@@ -1,4 +1,4 @@
-"""`logdepth reproduce`: the paper's experiment on a corpus, whole or in parts."""
+"""`logdepth reproduce`: run the paper's experiment on a corpus, completely or in parts."""
 
 import sys
 from collections.abc import Sequence
@@ -12,52 +12,54 @@ from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.drawing import can_draw
 from logdepth.errors import UserError
-from logdepth.report import Report, write_what_can_be
-from logdepth.reproduce import study_of, work_on
+from logdepth.report import Report, write_available
+from logdepth.reproduce import run_study, study_of
 from logdepth.training import Interrupted
 
-NOT_FINISHED = 3
-"""Exit code where something is left to do, or could not be done."""
+UNFINISHED = 3
+"""Exit code if work remains or has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceCommand:
-    """Train all models of a corpus with all seeds, measure and time them, and write tables, figures and a report.
+    """Train all models of a corpus with all seeds, evaluate and time them, and write tables, figures and a report.
 
-    What is done is not done again; what was stopped or killed goes on with the same command. Result files made on other
-    machines can be copied into the results folder of the study.
+    Completed runs are skipped. To resume an interrupted study, run the same command again. Result files from other
+    machines can be copied into the study's results folder.
     """
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
-    """pydocs, ptb, wikitext2, webmix, openwebtext2, …: any of `logdepth corpora`."""
+    """Name of a corpus, such as pydocs, ptb or wikitext2; `logdepth corpora` lists them."""
     models: tuple[str, ...] = ()
-    """Some of the models: ar-grc, ar-mlp-ldru, transformer-alibi, …; by default all."""
+    """Models to train, such as ar-grc, ar-mlp-ldru or transformer-alibi; by default all."""
     seeds: tuple[int, ...] = ()
-    """By default 0 for pydocs, 0 1 2 for the others."""
+    """Seeds of each model; by default 0 for pydocs, and 0 1 2 for the other corpora."""
     budget: float | None = None
-    """Minutes after which to save and stop, with exit code 3; the same command goes on."""
+    """Minutes after which to save and stop with exit code 3; by default unlimited. The same command resumes."""
     config: tuple[Path, ...] = ()
-    """JSON files with fields to change, of one recipe as a sweep's best.json, or of all."""
+    """JSON files with changes to configs. A file that names a recipe, such as a sweep's best.json, changes only that
+    recipe; any other file changes all."""
     others: tuple[str, ...] = ()
-    """Other text, NAME=PATH of a file or folder, on whose test split every run is measured too, in its own tokens."""
+    """Other text to evaluate all runs on, each as NAME=PATH of a file or folder. Its test split is tokenized with the
+    runs' tokenizer."""
     accelerate: Switch = False
-    """Train and measure with fused kernels and CUDA graphs, where there are any for the model and the device."""
+    """Train and evaluate with fused kernels and CUDA graphs where the model and the device support them."""
     compile: Switch = False
-    """torch.compile, in training and for the times."""
+    """Use torch.compile in training and timing."""
     untimed: Switch = False
-    """Leave out the times: where something else runs on the machine they would mean nothing."""
+    """Do not time the models. Use this if other programs run at the same time, which makes times meaningless."""
     out: Path | None = None
     """Folder of the study; by default studies/CORPUS."""
     data_dir: Path | None = None
-    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     json: Switch = False
-    """Print where the results are, and whether all is done, as JSON."""
+    """Print the location of the report, and whether the study is finished, as JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(ReproduceCommand, arguments, "reproduce")
     if command.budget is not None and not command.budget > 0:
-        raise UserError(f"--budget must be above 0 minutes; got {command.budget}")
+        raise UserError(f"--budget must be above 0 minutes; got {command.budget:g}")
     out = command.out or Path("studies") / command.corpus
     study = study_of(
         command.corpus,
@@ -69,14 +71,18 @@ def run(arguments: Sequence[str]) -> int:
         compiled=command.compile,
     )
     if not can_draw():
-        print(f"without matplotlib there will be tables only; `logdepth report {out}` draws later", file=sys.stderr)
+        print(
+            "matplotlib is not installed, so only tables will be written; install it with pip install '.[report]' and "
+            f"run `logdepth report {out}` for figures",
+            file=sys.stderr,
+        )
     try:
-        finished, failed = work_on(study, out, command.data_dir, command.budget, timed=not command.untimed)
+        finished, failed = run_study(study, out, command.data_dir, command.budget, timed=not command.untimed)
     except Interrupted as stopped:
-        print(f"{stopped}; saved. The same command goes on.", file=sys.stderr)
+        print(f"{stopped}; saved. Run the same command again to continue.", file=sys.stderr)
         return stopped.exit_code
     has_results = any((out / "results").glob("*.json"))
-    made, report = write_what_can_be(out) if has_results else Report([], None)
+    made, report = write_available(out) if has_results else Report([], None)
     if command.json:
         answer = {"study": str(out), "finished": finished, "failed": failed}
         print_json(answer | {"report": None if report is None else str(report)})
@@ -86,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
             print_table(table.heads, table.rows)
             print(table.note)
         if report is not None:
-            print(f"report: {report}   (its tables and figures: {out}/tables, {out}/figures)")
+            print(f"report: {report}   (tables: {out}/tables, figures: {out}/figures)")
     for line in failed:
         print(f"not trained: {line}", file=sys.stderr)
-    return 0 if finished else NOT_FINISHED
+    return 0 if finished else UNFINISHED

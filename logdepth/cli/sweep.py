@@ -1,4 +1,4 @@
-"""`logdepth sweep`: a search over a recipe's hyperparameters; several at once work on the same."""
+"""`logdepth sweep`: search a recipe's hyperparameters. Several processes can work on the same study."""
 
 import shlex
 import signal
@@ -18,48 +18,48 @@ from logdepth.recipes import RECIPES, changes_in, recipe
 from logdepth.runs import MACHINE_FIELDS, RunConfig
 from logdepth.training import Interrupted
 
-WITHOUT_BEST = 3
-"""Exit code where all trials are over and none was completed."""
+NO_COMPLETE_TRIAL = 3
+"""Exit code if all trials have ended and none completed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand:
     """Search a recipe's hyperparameters for the lowest validation loss. Every field of its config is a flag.
 
-    The same command, started again or elsewhere, works on the same study: a worker that was killed loses nothing.
-    Trials keep their metrics; their weights and checkpoints are removed when they are over.
+    To add a worker or to resume a sweep, run the same command again: the trials of killed workers are resumed. When a
+    trial ends, its metrics are kept, and its weights and checkpoint are removed.
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help_behavior_hint="(required)")] = (
         "pydocs-ar-grc"
     )
-    """Which run of `logdepth recipes` to search."""
+    """Recipe to search; `logdepth recipes` lists them."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-    """The config of every trial, but for what is searched."""
+    """Config of all trials, except for the searched fields."""
     trials: int = 20
-    """Trials of the whole study, by all workers together."""
+    """Number of trials in the study, over all workers."""
     space: tuple[str, ...] = ()
-    """What to search: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER, where NAME is a field
-    such as train.learning_rate, several with + between, or dropout for all that the model has. By default, ranges of
-    ours for what the paper searched: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log
+    """Search space: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER. NAME is a field such as
+    train.learning_rate, several fields joined by +, or dropout for all dropouts of the model. By default the fields
+    that the paper searches, with our ranges: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log
     dropout=0:0.4:0.05."""
     storage: str | None = None
-    """URL of a database, such as postgresql+psycopg2://USER@HOST/NAME or sqlite:///FILE, for workers on several
-    machines; by default a journal in the folder of the sweep."""
+    """Database URL, such as postgresql+psycopg2://USER@HOST/NAME or sqlite:///FILE, for workers on several machines; by
+    default a journal file in the folder of the sweep."""
     study: str | None = None
-    """Name of the study in the storage; by default the recipe's."""
+    """Name of the study in the storage; by default the name of the recipe."""
     out: Path | None = None
     """Folder of the sweep; by default sweeps/STUDY."""
     prune: bool = True
-    """Whether trials end early that are worse than the median of the others at the same place of their schedules."""
+    """End trials early whose loss is worse than the median of other trials at the same fraction of the schedule."""
     grace: float = 60.0
-    """Seconds without a sign of life after which the trial of a worker on another machine is taken over."""
+    """Seconds without a heartbeat after which the trial of a worker on another machine is taken over."""
     wait: bool = True
-    """Whether to stay until the trials of other workers are done, to take over those of the dead."""
+    """Wait until the trials of other workers have ended, and take over those of dead workers."""
     config: Path | None = None
-    """JSON file with fields to change, or the config.json of a run; flags come after it."""
+    """JSON file with fields to change, or a run's config.json. Flags override it."""
     data_dir: Path | None = None
-    """The folder above those of the corpora; by default $LOGDEPTH_DATA."""
+    """Root data directory; by default $LOGDEPTH_DATA."""
     json: Switch = False
     """Print the outcome as JSON."""
 
@@ -67,19 +67,19 @@ class SweepCommand:
 def run(arguments: Sequence[str]) -> int:
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
     if name is None and not {"-h", "--help"} & set(arguments):
-        raise UserError("which recipe? `logdepth recipes` lists them")
+        raise UserError("RECIPE is missing; `logdepth recipes` lists the recipes")
     config = recipe(name or "pydocs-ar-grc")
     if file is not None:
         config = changed(config, changes_in(Path(file)), file)
     config = counting_epochs(config, arguments)
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
     if name is None or command.recipe != name:  # a value of a flag looked like a recipe
-        raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
+        raise UserError(f"found two recipes, '{name}' and '{command.recipe}'; put the recipe before the flags")
     return _search(name, command, _machine_flags(arguments))
 
 
 def _machine_flags(arguments: Sequence[str]) -> list[str]:
-    """Those that `logdepth train` would need beside best.json."""
+    """Return the flags that `logdepth train` needs in addition to best.json."""
     names = {"data-dir", *(name.replace("_", "-") for name in MACHINE_FIELDS - {"data.paths"})}
     kept: list[str] = []
     keeping = False
@@ -95,7 +95,7 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
     try:
         import optuna as _  # noqa: F401
     except ImportError:
-        raise UserError("sweeps need optuna; pip install '.[sweep]'") from None
+        raise UserError("sweeps need optuna; install it with pip install '.[sweep]'") from None
     from logdepth.sweep import Search, default_specs, parse_space, without_password, work
 
     if command.storage is not None:  # the command is recorded with every trial
@@ -119,13 +119,13 @@ def _search(name: str, command: SweepCommand, flags: list[str]) -> int:
         record = work(search)
     except Interrupted as stopped:
         name_of_signal = signal.Signals(stopped.signal_number or signal.SIGTERM).name
-        print(f"stopped by {name_of_signal}; what was begun is saved. Go on with the same command", file=sys.stderr)
+        print(f"stopped by {name_of_signal}; saved. Run the same command again to continue.", file=sys.stderr)
         return stopped.exit_code
     if command.json:
         print_json(record)
     else:
         _print(search.out, record, flags)
-    return 0 if record["best"] is not None else WITHOUT_BEST
+    return 0 if record["best"] is not None else NO_COMPLETE_TRIAL
 
 
 def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:
@@ -133,11 +133,11 @@ def _print(out: Path, record: dict[str, Any], flags: list[str]) -> None:
     print(f"{out}: {counts['complete']} trials complete, {counts['pruned']} pruned")
     best = record["best"]
     if best is None:
-        print("none was completed, so none is best; search lower learning rates, or --no-prune")
+        print("no trial completed, so there is no best one; search lower learning rates, or use --no-prune")
         return
     print(f"best validation loss {best['loss']:.4f}, trial {best['trial']}:")
     for name, value in best["params"].items():
         print(f"  {name} {value:.4g}" if isinstance(value, float) else f"  {name} {value}")
-    folder = Path("runs") / out.name  # the recipe's own may be there already
+    folder = Path("runs") / out.name  # the recipe's default folder may already exist
     again = shlex.join(["logdepth", "train", "--config", str(out / "best.json"), "--out", str(folder), *flags])
     print(f"next: {again}")

@@ -1,4 +1,4 @@
-"""`logdepth time`: time against context length."""
+"""`logdepth time`: measure a model's speed by context length."""
 
 import sys
 from collections.abc import Sequence
@@ -24,32 +24,32 @@ from logdepth.timing import Timing, What, time_model
 
 @dataclass(frozen=True, kw_only=True)
 class TimeCommand:
-    """Milliseconds a batch and tokens a second against context length; medians after warm-up, with quartiles."""
+    """Measure milliseconds per batch and tokens per second by context length: medians after warm-up, with quartiles."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|RUN")]
-    """A recipe, whose untrained model is timed, or the folder of a run."""
+    """Recipe, whose model is timed untrained, or folder of a run."""
     contexts: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    """Tokens in a row."""
+    """Context lengths in tokens."""
     grid: Switch = False
-    """The paper's lengths: 32, 160, …, 2,976."""
+    """Time at the paper's context lengths: 32, 160, …, 2,976."""
     batch_size: int | None = None
-    """Rows in a batch, at every length."""
+    """Sequences per batch at every length; by default --batch-tokens determines it."""
     batch_tokens: int = 16_384
-    """Tokens in a batch, where no batch size is given."""
+    """Tokens per batch, if --batch-size is not given."""
     what: What = "forward"
-    """The forward pass, or forward and backward."""
+    """What to time: the forward pass, or the forward and backward passes."""
     repeats: int = 10
-    """Batches timed at each length."""
+    """Number of timed batches per length."""
     warmups: int = 3
-    """Batches before them that are not."""
+    """Number of untimed warm-up batches per length."""
     compile: Switch = False
-    """torch.compile, as in training."""
+    """Use torch.compile, as in training."""
     accelerate: bool = True
     """Use kernels and CUDA graphs on a GPU, as in training."""
     device: str = "auto"
-    """cpu, cuda, …; auto: a GPU if there is one."""
+    """Device, such as cpu or cuda:0; auto selects a GPU if one is available."""
     precision: Precision = "auto"
-    """Of the arithmetic; auto: bfloat16 on CUDA, float32 elsewhere."""
+    """Precision of the arithmetic; auto is bfloat16 on CUDA and float32 elsewhere."""
     json: Switch = False
     """Print the results as JSON."""
 
@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     attention = f"; attention: {timings[0].attention}" if timings[0].attention else ""
     print(f"{command.model}, {command.what}, {environment(device)['device']}{attention}")
-    heads = ("context", "batch", "ms a batch", "lower quartile", "upper quartile", "tokens/s")
+    heads = ("context", "batch", "ms per batch", "lower quartile", "upper quartile", "tokens/s")
     rows = [
         (one.context, one.batch_size, one.milliseconds, one.lower_quartile, one.upper_quartile, int(speed))
         for one in timings

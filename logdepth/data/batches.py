@@ -1,4 +1,4 @@
-"""Training batches: windows of consecutive tokens, in an order that depends only on the seed and the step."""
+"""Training batches: windows of consecutive tokens. The seed and the step fully determine a batch."""
 
 import functools
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Batches:
                 f"the {info.split} split of '{info.corpus}' has {info.tokens:,} tokens, fewer than one batch of "
                 f"{batch_size} × {context} + {self.num_shifts}; lower --train.batch-size or --train.context"
             )
-        self.windows = sliding_window_view(store.tokens, context + 1)  # a view; nothing is read yet
+        self.windows = sliding_window_view(store.tokens, context + 1)  # a view: reads no tokens
 
     def at(self, step: int) -> Window:
         """This rank's share of a step's batch, `[share, context + 1]`: the targets are the inputs shifted by one."""
@@ -69,7 +69,7 @@ class Batches:
 
 
 def document_bounds(inputs: NDArray[np.int64], separator: int) -> Sequence[int]:
-    """cu_seqlens of the flattened windows `[batch, length]`: a document ends with a separator or with its row."""
+    """Return cu_seqlens of the flattened windows `[batch, length]`. Documents end at separators and at row ends."""
     ends = inputs == separator
     ends[:, -1] = True
     return [0, *(np.flatnonzero(ends) + 1).tolist()]

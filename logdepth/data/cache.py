@@ -1,4 +1,4 @@
-"""Where what was made from corpora is kept: censuses, tokenizers and token stores. All of it can be made again."""
+"""The cache of everything derived from corpora: censuses, tokenizers and token stores. It is safe to delete."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ CACHE_VARIABLE = "LOGDEPTH_CACHE"
 
 
 def cache_folder() -> Path:
-    """$LOGDEPTH_CACHE, or `logdepth` in the user's cache folder."""
+    """Return $LOGDEPTH_CACHE; if it is not set, `logdepth` in the user's cache directory."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "logdepth"
 
 
-def key_of(facts: Any) -> str:
-    """A name for what is made from these facts alone."""
+def cache_key(facts: Any) -> str:
+    """Return a hash of `facts`, for naming an artifact that depends only on them."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

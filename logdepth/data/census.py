@@ -1,11 +1,11 @@
-"""The census of a corpus: one pass over all text that counts and hashes it, and checks it against what is known."""
+"""The census of a corpus: one pass that counts and hashes all text and checks it against the known edition."""
 
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from logdepth.atomic import read_json, write_json
-from logdepth.data.cache import cache_folder, key_of
+from logdepth.data.cache import cache_folder, cache_key
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import SPLITS, Split
 from logdepth.errors import UserError
@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class Counts(NamedTuple):
-    """Of the raw text of one split, before any tokenizer."""
+    """Counts and checksum of one split's raw text, before tokenization."""
 
     documents: int
     words: int
@@ -28,7 +28,7 @@ Census = dict[Split, Counts]
 
 
 def census_of(corpus: Corpus) -> Census:
-    """Counts of every split; read again only where the source may have changed."""
+    """Return the counts of every split, from the cache if the source has not changed."""
     source = corpus.source()
     path = _path_of(corpus, source)
     if source is not None and path.exists():
@@ -42,11 +42,11 @@ def census_of(corpus: Corpus) -> Census:
 
 
 def _path_of(corpus: Corpus, source: dict[str, Any] | None) -> Path:
-    return cache_folder() / "census" / f"{key_of([VERSION, corpus.name, source])}.json"
+    return cache_folder() / "census" / f"{cache_key([VERSION, corpus.name, source])}.json"
 
 
 class TextHash:
-    """The hash of a split's text; documents that run together have another."""
+    """An incremental hash of a split's text. In corpora of separate documents it also covers the boundaries."""
 
     def __init__(self, separated: bool) -> None:
         self.separated = separated
@@ -55,20 +55,21 @@ class TextHash:
     def update(self, encoded: bytes, ends_document: bool) -> None:
         self.sha256.update(encoded)
         if self.separated and ends_document:
-            self.sha256.update(b"\xff")  # never in UTF-8
+            self.sha256.update(b"\xff")  # a byte that UTF-8 never contains
 
     def hexdigest(self) -> str:
         return self.sha256.hexdigest()
 
 
 def refuse_changed_text(corpus: Corpus, census: Census, hashes: dict[Split, TextHash]) -> None:
-    """An error where what was read now is not what the census counted: its files were changed meanwhile."""
+    """Raise a UserError if the text read now differs from the text of the census: its files changed in between."""
     for split, one in hashes.items():
         if one.hexdigest() != census[split].sha256:
-            _path_of(corpus, corpus.source()).unlink(
-                missing_ok=True
-            )  # it may be of text that was changed without a trace
-            raise UserError(f"corpus '{corpus.name}': its {split} text changed while it was prepared; run this again")
+            # The files may have changed without a new size or time, so the cached census may be of other text.
+            _path_of(corpus, corpus.source()).unlink(missing_ok=True)
+            raise UserError(
+                f"corpus '{corpus.name}': its {split} text changed during preparation; run the same command again"
+            )
 
 
 def _count(corpus: Corpus) -> Census:
@@ -81,7 +82,8 @@ def _count(corpus: Corpus) -> Census:
                 encoded = text.encode()
             except UnicodeEncodeError:
                 raise UserError(
-                    f"corpus '{corpus.name}': a document has half a surrogate pair, which is no text: {text[:40]!r}"
+                    f"corpus '{corpus.name}': a document contains a lone surrogate, which UTF-8 cannot encode: "
+                    f"{text[:40]!r}; repair or remove the document"
                 ) from None
             documents[split] += ends_document
             words[split] += len(text.split())
@@ -108,13 +110,13 @@ def _check(corpus: Corpus, census: Census) -> None:
         if known is not None and (counts.words, counts.line_ends) != (known.words, known.line_ends):
             raise UserError(
                 f"corpus '{corpus.name}': the {split} split has {counts.words:,} words and {counts.line_ends:,} line "
-                f"ends instead of {known.words:,} and {known.line_ends:,}, so it is another edition; "
-                "train on it as it is with --data.corpus text"
+                f"ends instead of {known.words:,} and {known.line_ends:,}, so it is a different edition; "
+                "to train on this text unchanged, use --data.corpus text"
             )
 
 
 def checksums_are_known(corpus: Corpus, census: Census) -> bool | None:
-    """Whether every byte is that of the known edition; None where no edition is known."""
+    """Return whether all checksums match the known edition; None if the corpus has no known edition."""
     if not corpus.known:
         return None
     return all(census[split].sha256 == known.sha256 for split, known in corpus.known.items())

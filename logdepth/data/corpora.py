@@ -1,4 +1,4 @@
-"""The list of corpora. A new one is one file and one entry here."""
+"""The list of corpora. To add a corpus, add one file and one entry here."""
 
 from logdepth.data.corpus import Corpus
 from logdepth.data.openwebtext2 import OpenWebText2
@@ -17,4 +17,4 @@ CORPORA: dict[str, type[Corpus]] = {
     "pydocs": PyDocs,
     "text": Text,
 }
-"""Name → class; `CORPORA["ptb"](data_dir).passages()` is its text."""
+"""Maps names to classes. `CORPORA["ptb"](data_dir).passages()` iterates over a corpus's text."""

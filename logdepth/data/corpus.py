@@ -1,4 +1,4 @@
-"""Corpus: where a corpus's text comes from. It knows no tokenizer; one file a corpus, listed in `CORPORA`."""
+"""The base class of corpora. A corpus yields text and is independent of the tokenizer; `CORPORA` lists them all."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from logdepth.errors import UserError
 
 
 class Known(NamedTuple):
-    """What is known of the right edition of a split."""
+    """The counts and checksum of a split's known edition."""
 
     words: int
     line_ends: int
@@ -21,16 +21,21 @@ class Corpus(ABC):
     """A source of text in three splits."""
 
     summary: ClassVar[str]
-    """One line for lists."""
+    """A one-line description for `logdepth corpora`."""
     separated: ClassVar[bool]
-    """Whether documents are kept apart by an end-of-document token, or each split is one stream of text."""
+    """Whether an end-of-document token follows each document. Otherwise each split is one stream of text."""
     known: ClassVar[Mapping[Split, Known]] = {}
-    """Word counts and checksums of the splits, where the corpus is the same for everyone."""
+    """Word counts and checksums of the splits, for a corpus with a fixed edition."""
 
     def __init__(self, data_dir: Path | None = None, paths: Sequence[Path] = ()) -> None:
-        """`data_dir`: the folder above those of the corpora. `paths`: files or folders, for corpora that take them."""
+        """Create the corpus without reading it.
+
+        Args:
+            data_dir: root data directory.
+            paths: files or folders of text, for corpora that accept them.
+        """
         if paths:
-            raise UserError(f"corpus '{self.name}' takes no --data.paths; only 'text' does")
+            raise UserError(f"corpus '{self.name}' takes no --data.paths; use them with --data.corpus text")
         self.data_dir = data_dir
 
     @property
@@ -39,17 +44,20 @@ class Corpus(ABC):
 
     @abstractmethod
     def source(self) -> dict[str, Any] | None:
-        """Facts that change when the text may have (files, sizes, times); None where there are none to be had."""
+        """Return facts that change whenever the text may have changed (files, sizes, times), or None if unknown."""
 
     def notes(self) -> list[str]:
-        """Lines for the report of a preparation: what was read, where users may wonder."""
+        """Return lines for the preparation report, such as how each file was split."""
         return []
 
     @abstractmethod
     def passages(self) -> Iterator[Passage]:
-        """All text, in an order that never changes. Reading it again gives the same."""
+        """Iterate over all text in a fixed order. Every call yields the same passages."""
 
 
 def files_as_source(files: Sequence[Path]) -> dict[str, Any]:
-    """Their whole names: two folders may hold files of one relative name, size and time."""
+    """Return each file's absolute path, size and modification time.
+
+    Paths are absolute because two folders may hold files with the same relative name, size and time.
+    """
     return {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}

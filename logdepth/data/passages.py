@@ -1,4 +1,4 @@
-"""What a corpus yields: passages of text in order, each of one split."""
+"""Passages: the pieces of text that a corpus yields in order. Each belongs to one split."""
 
 import hashlib
 from typing import Literal, NamedTuple
@@ -8,16 +8,18 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
 class Passage(NamedTuple):
+    """A piece of text of one split."""
+
     split: Split
     text: str
     ends_document: bool
-    """False where the text goes on without a break in the next passage of the split, as lines of a file do."""
+    """Whether a document ends here. If not, the split's next passage continues it without a break, as lines do."""
 
 
 def split_by_hash(document: str, held_out: float) -> Split:
-    """The split of a document, from its text alone: a share of `held_out` each for valid and test.
+    """Assign a document to a split by a hash of its text. valid and test each get a fraction `held_out`.
 
-    It does not change when documents come, go or are reordered, and copies of one document stay together.
+    The assignment does not depend on the other documents or their order. Copies of a document get the same split.
     """
     place = place_of(document.encode("utf-8", "surrogatepass"))
     if place < held_out:
@@ -26,6 +28,6 @@ def split_by_hash(document: str, held_out: float) -> Split:
 
 
 def place_of(encoded: bytes, purpose: bytes = b"") -> float:
-    """A number from 0 to below 1 that the text alone decides; another one for another purpose."""
+    """Hash a text to a number in [0, 1). Hashes for different purposes are independent."""
     digest = hashlib.blake2b(encoded, digest_size=8, person=purpose).digest()
     return int.from_bytes(digest, "big") / 2**64

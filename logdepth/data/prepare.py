@@ -1,4 +1,4 @@
-"""From a corpus to token stores: census, tokenizer, encoding. What is there already is not made again."""
+"""From a corpus to token stores: census, tokenizer, encoding. Results that are in the cache are reused."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from logdepth.atomic import new_folder
-from logdepth.data.cache import cache_folder, key_of
+from logdepth.data.cache import cache_folder, cache_key
 from logdepth.data.census import Census, TextHash, census_of, checksums_are_known, refuse_changed_text
 from logdepth.data.corpora import CORPORA
 from logdepth.data.corpus import Corpus
@@ -21,19 +21,19 @@ from logdepth.progress import Progress
 
 VERSION = 2
 BATCH_CHARACTERS = 4_000_000
-"""Text encoded in one call: enough for all cores, little enough for any memory."""
+"""Characters of text encoded in one call: enough to occupy all cores with little memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which text, and how it becomes tokens."""
+    """The corpus and its tokenizer."""
 
     corpus: str = "pydocs"
-    """Name of the corpus."""
+    """Name of the corpus; `logdepth corpora` lists them."""
     paths: tuple[Path, ...] = ()
-    """Files or folders, for the corpus 'text'."""
+    """Files or folders to read for the corpus 'text'."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """How it is cut into tokens."""
+    """Settings of the tokenizer."""
 
     def __post_init__(self) -> None:
         if self.corpus not in CORPORA:
@@ -41,17 +41,17 @@ class DataConfig:
 
 
 class Prepared(NamedTuple):
-    """A corpus ready to train on."""
+    """The tokenizer and token stores of a corpus."""
 
     key: str
-    """The name of its folder in the cache: it changes with the text, the tokenizer and its settings."""
+    """The name of the cache folder. It changes with the text, the tokenizer and its settings."""
     folder: Path
     tokenizer: Tokenizer
     stores: dict[Split, TokenStore]
     notes: list[str]
-    """What was read, where users may wonder."""
+    """Lines for the preparation report, such as how each file was split."""
     known_edition: bool | None
-    """Whether its checksums are those of the known edition; None where none is known or the source was not read."""
+    """Whether the checksums match the known edition; None if no edition is known or the source was not read."""
 
 
 def prepare(
@@ -60,24 +60,29 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     separated: bool = True,
 ) -> Prepared:
-    """The corpus's tokenizer and token stores, made where they are not in the cache yet.
+    """Return the tokenizer and token stores of a corpus; train and encode only what the cache lacks.
 
-    With a `tokenizer` given, as for evaluating a model on text that is not its own, that one is used, and the corpus
-    need not have a training split. Without `separated` documents follow each other without a token between them, for
-    models that never saw one.
+    Args:
+        config: the corpus and its tokenizer settings.
+        data_dir: root data directory.
+        tokenizer: an existing tokenizer to use instead of the corpus's own, to evaluate a model on other text. The
+            corpus then needs no training split.
+        separated: if False, documents follow each other without an end-of-document token, for models that were
+            trained without one.
     """
     corpus = CORPORA[config.corpus](data_dir, config.paths)
     census = census_of(corpus)
     for split in SPLITS if tokenizer is None else ():
         if not census[split].bytes:
             raise UserError(
-                f"corpus '{corpus.name}': its {split} split is empty; it needs more documents, or a file of that split"
+                f"corpus '{corpus.name}': its {split} split is empty; add documents, or add a file with '{split}' in "
+                "its name"
             )
     if tokenizer is None:
         tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
     separator = tokenizer.end_of_document if corpus.separated and separated else None
     texts = [census[split].sha256 for split in SPLITS]
-    key = f"{corpus.name}-{tokenizer.vocab_size}-{key_of([VERSION, texts, tokenizer.hash, separator])}"
+    key = f"{corpus.name}-{tokenizer.vocab_size}-{cache_key([VERSION, texts, tokenizer.hash, separator])}"
     folder = _folder_of(key)
     if not folder.is_dir():
         with new_folder(folder) as partial:
@@ -90,16 +95,16 @@ def prepare(
 def prepare_other(
     data: DataConfig, tokenizer: Tokenizer, corpus: str, paths: tuple[Path, ...] = (), data_dir: Path | None = None
 ) -> Prepared:
-    """Another corpus, or files of text, in the tokens of models that were trained on `data`."""
-    separated = CORPORA[data.corpus].separated  # a model of one stream never saw a document end
+    """Prepare another corpus, or files of text, with the tokenizer of a model that was trained on `data`."""
+    separated = CORPORA[data.corpus].separated  # a model trained on one stream never saw an end-of-document token
     return prepare(replace(data, corpus=corpus, paths=paths), data_dir, tokenizer, separated)
 
 
 def open_prepared(key: str) -> Prepared:
-    """What `prepare` made under this key, without looking at the corpus."""
+    """Open the cached result of `prepare` by its key. The corpus is not read."""
     folder = _folder_of(key)
     if not folder.is_dir():
-        raise UserError(f"the token store {folder} is not there; make it with `logdepth prepare`")
+        raise UserError(f"the token store {folder} does not exist; create it with `logdepth prepare`")
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, [], None)
 
@@ -113,7 +118,7 @@ def _folder_of(key: str) -> Path:
 
 
 def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int | None, folder: Path) -> None:
-    """Writes every split's tokens in one pass over the text, with bounded memory."""
+    """Write every split's tokens in one pass over the text, with bounded memory."""
     dtype = dtype_for(tokenizer.vocab_size)
     num_tokens, num_unknown = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     hashes = {split: TextHash(corpus.separated) for split in SPLITS}
@@ -168,7 +173,7 @@ def _batches(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
 
 
 def _encoded(batch: list[Passage], tokenizer: Tokenizer, separator: int | None) -> dict[Split, list[int]]:
-    """The tokens of each split, documents in order, each followed by the separator."""
+    """Return the tokens of each split: documents in order, each followed by the separator."""
     cut = [list(pieces(passage.text)) for passage in batch]
     encoded = iter(tokenizer.encode_many([piece for one in cut for piece in one]))
     tokens: dict[Split, list[int]] = {split: [] for split in SPLITS}

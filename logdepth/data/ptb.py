@@ -1,4 +1,4 @@
-"""The Penn Treebank as Mikolov prepared it: one sentence a line, 10,000 word types. Its licence is LDC's."""
+"""The Penn Treebank in Mikolov's preparation: one sentence per line, 10,000 word types. The LDC licenses the text."""
 
 from typing import Any, ClassVar
 

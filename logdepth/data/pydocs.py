@@ -1,7 +1,7 @@
-"""The prose of the running Python's own standard library, about 2 MB: the corpus that is always there.
+"""The documentation of the running Python's standard library, about 2 MB: a corpus that needs no download.
 
-One document a module (its docstrings, in order) and one a topic of the language reference. Modules that distributions
-leave out are left out, so that the corpus is the same everywhere for a version of Python.
+Each module's docstrings, in order, form one document, and so does each topic of the language reference. Modules that
+some distributions omit are excluded, so that the corpus depends only on the version of Python.
 """
 
 import ast
@@ -15,7 +15,7 @@ from logdepth.data.corpus import Corpus, files_as_source
 from logdepth.data.passages import Passage, split_by_hash
 from logdepth.errors import UserError
 
-LEFT_OUT = {"test", "idlelib", "tkinter", "turtle", "turtledemo", "distutils", "lib2to3", "ensurepip", "pydoc_data"}
+EXCLUDED = {"test", "idlelib", "tkinter", "turtle", "turtledemo", "distutils", "lib2to3", "ensurepip", "pydoc_data"}
 HELD_OUT = 0.06
 
 
@@ -33,14 +33,14 @@ class PyDocs(Corpus):
 
 
 def _modules() -> list[Path]:
-    """The source files of the library, sorted by their path below it."""
+    """Return the source files of the standard library, sorted by relative path."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    names = {name for name in sys.stdlib_module_names if not name.startswith("_sysconfigdata")} - LEFT_OUT
+    names = {name for name in sys.stdlib_module_names if not name.startswith("_sysconfigdata")} - EXCLUDED
     files = [library / f"{name}.py" for name in names]
     files += [file for name in names for file in (library / name).rglob("*.py")]
-    found = [file for file in files if file.is_file() and not LEFT_OUT & set(file.relative_to(library).parts)]
+    found = [file for file in files if file.is_file() and not EXCLUDED & set(file.relative_to(library).parts)]
     if not found:
-        raise UserError(f"corpus 'pydocs': this Python has no library source in {library}; use one that has it")
+        raise UserError(f"corpus 'pydocs': {library} holds no standard library source; use a Python that includes it")
     return sorted(found, key=lambda file: file.relative_to(library).as_posix())
 
 

@@ -1,4 +1,4 @@
-"""Documents from files: txt, jsonl and parquet, plain or compressed with gz, xz or zst, streamed."""
+"""Stream documents from txt, jsonl and parquet files, uncompressed or compressed with gz, xz or zst."""
 
 import contextlib
 import gzip
@@ -19,14 +19,14 @@ PARQUET = (".parquet",)
 
 
 def kind_of(file: Path) -> str | None:
-    """The suffix that says what a file holds, compression aside; None where it is not one of ours."""
+    """Return the suffix of a file's format without that of its compression; None if the format is not supported."""
     suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSIONS]
     kind = suffixes[-1] if suffixes else ""
     return kind if kind in (*JSON_LINES, *PLAIN, *PARQUET) else None
 
 
 def documents(file: Path) -> Iterator[str]:
-    """The texts of a file of documents: jsonl with a "text" field, or parquet with such a column."""
+    """Iterate over the documents of a jsonl file with a "text" field or a parquet file with a "text" column."""
     if kind_of(file) in PARQUET:
         yield from _parquet(file)
         return
@@ -37,21 +37,23 @@ def documents(file: Path) -> Iterator[str]:
 
 
 def lines(file: Path) -> Iterator[str]:
-    """The lines of a text file, each with its end, as they are."""
+    """Iterate over the lines of a text file, line ends included and unchanged."""
     with opened(file) as stream:
         yield from stream
 
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[TextIO]:
-    """The decompressed text, line ends as they are; what is damaged becomes an error that names the file."""
+    """Open a file as decompressed text with unchanged line ends. Damaged data raises a UserError naming the file."""
     try:
         with _decompressed(file) as stream, io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as text:
             yield text
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise UserError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); convert it to UTF-8"
+        ) from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{file} is damaged or cut short ({error}); get it again") from None
+        raise UserError(f"{file} is damaged or truncated ({error}); replace it with an intact copy") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
 
@@ -70,11 +72,11 @@ def _open_zst(file: Path, mode: str) -> Iterator[BinaryIO]:
         try:
             yield stream
         except zstandard.ZstdError as error:
-            raise UserError(f"{file} is damaged or cut short ({error}); get it again") from None
+            raise UserError(f"{file} is damaged or truncated ({error}); replace it with an intact copy") from None
 
 
 class _ZstFrames(io.RawIOBase):
-    """All frames of a file, one after the other; zstandard's own reader stops after one, and does not miss an end."""
+    """Reads all frames of a file in order. zstandard's own reader stops after one and accepts a truncated frame."""
 
     def __init__(self, compressed: Any, zstandard: Any) -> None:
         self.compressed, self.zstandard = compressed, zstandard
@@ -91,7 +93,7 @@ class _ZstFrames(io.RawIOBase):
             )
             if not block:
                 if self.frame is not None and not self.frame.eof:
-                    raise EOFError("its last frame has no end")
+                    raise EOFError("the last frame is incomplete")
                 return 0
             if self.frame is None or self.frame.eof:
                 self.frame = self.zstandard.ZstdDecompressor().decompressobj()
@@ -106,11 +108,11 @@ def _text_of(line: str, where: str) -> str:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error.msg})") from None
+        raise UserError(f"{where} is not JSON ({error.msg}); each line must be one JSON object") from None
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
-        raise UserError(f'{where} has no "text" field that is a string; it has {found}')
+        raise UserError(f'{where} must have a "text" field that is a string; it has {found}')
     return text
 
 
@@ -119,13 +121,13 @@ def _parquet(file: Path) -> Iterator[str]:
     try:
         table = parquet.ParquetFile(file)
         if "text" not in table.schema_arrow.names:
-            raise UserError(f'{file} has no "text" column; it has {", ".join(table.schema_arrow.names)}')
+            raise UserError(f'{file} must have a "text" column; it has {", ".join(table.schema_arrow.names)}')
         if "string" not in str(table.schema_arrow.field("text").type):
-            raise UserError(f'{file}: its "text" column holds {table.schema_arrow.field("text").type}, not text')
+            raise UserError(f'{file}: its "text" column must hold strings; got {table.schema_arrow.field("text").type}')
         for batch in table.iter_batches(columns=["text"], batch_size=256):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{file} is damaged or no parquet file ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{file} is damaged or not a parquet file ({str(error).splitlines()[0]})") from None
 
 
 def _needed(module: str, file: Path) -> Any:
@@ -135,4 +137,4 @@ def _needed(module: str, file: Path) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.split(".")[0]
-        raise UserError(f"reading {file} needs {package}: `pip install '.[data]'`") from None
+        raise UserError(f"reading {file} requires {package}; install it with `pip install '.[data]'`") from None

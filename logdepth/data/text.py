@@ -1,8 +1,8 @@
-"""Any local text: files or folders of txt, jsonl and parquet, plain or compressed.
+"""Any local text: files or folders of txt, jsonl and parquet, uncompressed or compressed.
 
-Splits: a file whose name has the word train, valid (val, dev, validation) or test in it belongs to that split.
-Otherwise the documents of jsonl and parquet files are split by hash, and a text file is cut in three: its last 5 % are
-test, the 5 % before them valid.
+A file whose name contains the word train, valid (val, dev, validation) or test belongs to that split. Otherwise the
+documents of jsonl and parquet files are split by hash. A text file is divided by position: the last 5 % are test, the
+5 % before them valid, and the rest train.
 """
 
 import re
@@ -27,24 +27,26 @@ NAMED_SPLITS: dict[str, Split] = {
 
 
 class Text(Corpus):
-    summary = "your own files or folders (--data.paths): txt, jsonl, parquet, plain or gz, xz, zst"
+    summary = "your own files or folders (--data.paths): txt, jsonl or parquet, uncompressed or gz, xz, zst"
     separated = True
 
     def __init__(self, data_dir: Path | None = None, paths: Sequence[Path] = ()) -> None:
         super().__init__(data_dir)
         if not paths:
-            raise UserError("corpus 'text' needs files or folders to read: --data.paths, or --paths to evaluate")
+            raise UserError("corpus 'text' needs files or folders to read; set --data.paths (in evaluate: --paths)")
         self.paths = tuple(paths)
 
     def files(self) -> list[Path]:
         found: list[Path] = []
         for path in self.paths:
             if not path.exists():
-                raise UserError(f"corpus 'text': {path} is not there")
+                raise UserError(f"corpus 'text': {path} does not exist; correct --data.paths (in evaluate: --paths)")
             inside = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
             readable = [file for file in inside if kind_of(file) is not None]
             if not readable:
-                raise UserError(f"corpus 'text': {path} holds no txt, md, jsonl or parquet file, plain or compressed")
+                raise UserError(
+                    f"corpus 'text': {path} contains no txt, md, jsonl or parquet file; choose another path"
+                )
             found += readable
         return found
 
@@ -64,17 +66,17 @@ class Text(Corpus):
 
 
 def _named_split(file: Path) -> Split | None:
-    """The split that a word of the file's name says, as in train-00.txt or wiki.valid.tokens."""
+    """Return the split that a file's name states, as in train-00.txt or wiki.valid.tokens; None if it states none."""
     named = {NAMED_SPLITS[word] for word in re.split(r"[^a-z]+", file.name.lower()) if word in NAMED_SPLITS}
     return named.pop() if len(named) == 1 else None
 
 
 def _way_to_split(file: Path) -> str:
-    return "cut into train, valid and test" if kind_of(file) in PLAIN else "documents split by hash"
+    return "divided into train, valid and test" if kind_of(file) in PLAIN else "documents split by hash"
 
 
 def _text_passages(file: Path, split: Split | None) -> Iterator[Passage]:
-    """A text file is one document, or three where it is cut. The last line of each ends it."""
+    """Yield a text file's lines: one document if `split` is given, otherwise three, one per split."""
     total = 0
     if split is None:
         total = sum(len(line.encode()) for line in lines(file))

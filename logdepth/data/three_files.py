@@ -1,11 +1,11 @@
-"""Corpora that come as one text file a split, each a stream of lines: from local files, or row by row from the hub."""
+"""Corpora with one text file per split, read as a stream of lines from local files or from the Hugging Face hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from logdepth.data.corpus import Corpus, files_as_source
-from logdepth.data.locate import hub_rows, local_files, looked_for
+from logdepth.data.locate import hub_rows, local_files, missing_message
 from logdepth.data.passages import SPLITS, Passage, Split
 from logdepth.data.readers import lines
 
@@ -13,16 +13,18 @@ HUB_SPLITS: dict[Split, str] = {"train": "train", "valid": "validation", "test":
 
 
 class ThreeFiles(Corpus):
+    """A corpus with one text file per split."""
+
     separated = False
     folder: ClassVar[str]
     pattern: ClassVar[str]
-    """Name of a split's file, with the split as {}."""
+    """Name of a split's file; {} is replaced by the split."""
     hub_name: ClassVar[str]
     hub_config: ClassVar[str | None] = None
 
     @staticmethod
     def line_of(row: dict[str, Any]) -> str:
-        """The line of the original file that a row of the hub's data set was made from."""
+        """Return the line of the original file that a row of the hub's dataset represents."""
         raise NotImplementedError
 
     def source(self) -> dict[str, Any] | None:
@@ -35,7 +37,7 @@ class ThreeFiles(Corpus):
             if files:
                 yield from (Passage(split, line, False) for line in lines(files[number]))
                 continue
-            missing = looked_for(self.name, self.data_dir, f"{self.folder}/{self.pattern.format(split)}")
+            missing = missing_message(self.name, self.data_dir, f"{self.folder}/{self.pattern.format(split)}")
             for row in hub_rows(self.hub_name, self.hub_config, HUB_SPLITS[split], missing):
                 yield Passage(split, self.line_of(row), False)
 

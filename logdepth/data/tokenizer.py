@@ -1,4 +1,4 @@
-"""SentencePiece BPE: trained per corpus and vocabulary, kept under a hash of text and settings."""
+"""SentencePiece BPE tokenizers, one per corpus and settings, cached under a hash of the text and the settings."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ from typing import Any
 import sentencepiece
 
 from logdepth.atomic import new_folder, write_json
-from logdepth.data.cache import cache_folder, key_of
+from logdepth.data.cache import cache_folder, cache_key
 from logdepth.data.census import Census, TextHash, refuse_changed_text
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import place_of
@@ -20,37 +20,41 @@ from logdepth.errors import UserError
 from logdepth.progress import Progress
 
 VERSION = 2
-LONGEST_PIECE = 16_000
-"""Encoding a line takes more than linear time; longer ones are cut at a space, which changes no token."""
+MAX_PIECE_BYTES = 16_000
+"""Maximum bytes encoded at once, because encoding takes superlinear time. Splitting at spaces changes no token."""
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
 BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """SentencePiece BPE. The defaults are the paper's: full character coverage, NFKC, line breaks become spaces."""
+    """Settings of a SentencePiece BPE tokenizer.
+
+    The defaults are the paper's: full character coverage, NFKC normalisation, line breaks become spaces.
+    """
 
     vocab_size: int = 1_500
-    """V, pieces in the vocabulary."""
+    """Vocabulary size V, in pieces."""
     lossless: bool = False
-    """Keep all text: no normalisation, line breaks kept, unknown characters as bytes (but U+2581 becomes a space)."""
+    """Preserve all text: no normalisation, line breaks kept, unknown characters encoded as bytes. Only U+2581 changes:
+    it becomes a space."""
     sample_bytes: int = 100_000_000
-    """Train the tokenizer on about this much text; larger corpora are sampled by hash."""
+    """Bytes of text to train the tokenizer on, approximately. Larger corpora are sampled by hash."""
 
     def __post_init__(self) -> None:
         if not 8 <= self.vocab_size < 2**31:
-            raise ValueError(f"vocab_size must be at least 8; got {self.vocab_size}")
+            raise ValueError(f"vocab_size must be at least 8 and below 2**31; got {self.vocab_size}")
         if self.sample_bytes < 1:
             raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}")
 
     def settings(self) -> dict[str, Any]:
-        """What SentencePiece's trainer is given."""
+        """Return the arguments for SentencePiece's trainer."""
         shared: dict[str, Any] = {"model_type": "bpe", "vocab_size": self.vocab_size, "minloglevel": 2}
-        shared["max_sentence_length"] = 2**30  # by default it would skip lines above 4,192 bytes
+        shared["max_sentence_length"] = 2**30  # the default skips lines above 4,192 bytes
         if not self.lossless:
             return shared | {"character_coverage": 1.0}
         return shared | {
-            "character_coverage": 0.9995,  # the rest are bytes
+            "character_coverage": 0.9995,  # byte_fallback encodes the rest
             "normalization_rule_name": "identity",
             "byte_fallback": True,
             "add_dummy_prefix": False,
@@ -71,12 +75,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, file: Path) -> "Tokenizer":
+        """Load a `tokenizer.model` file."""
         if not file.is_file():
-            raise UserError(f"{file} is not there: the tokenizer is missing")
+            raise UserError(f"{file} does not exist: the tokenizer is missing; restore the file")
         try:
             return cls(file.read_bytes())
         except UserError as error:
-            raise UserError(f"{file} is damaged: {error}") from None
+            raise UserError(f"{file} is damaged: {error}; restore the file") from None
 
     @cached_property
     def hash(self) -> str:
@@ -89,22 +94,22 @@ class Tokenizer:
 
     @property
     def end_of_document(self) -> int:
-        """The token that keeps documents apart, where a corpus has documents."""
+        """The token that follows each document in corpora of separate documents."""
         token: int = self.processor.eos_id()
         return token
 
     @property
     def unknown(self) -> int:
-        """The token of text that the vocabulary cannot spell."""
+        """The token for text that the vocabulary cannot represent."""
         token: int = self.processor.unk_id()
         return token
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, whole."""
+        """Return the tokens of one text."""
         return [token for piece in self.encode_many(list(pieces(text))) for token in piece]
 
     def encode_many(self, texts: list[str], num_threads: int = -1) -> list[list[int]]:
-        """The tokens of each text, on all cores."""
+        """Return the tokens of each text; by default, use all cores."""
         encoded: list[list[int]] = self.processor.encode(texts, num_threads=num_threads)
         return encoded
 
@@ -114,14 +119,14 @@ class Tokenizer:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in lines, long ones cut at a space: encoding them one by one gives the tokens of the whole."""
+    """Split a text into lines, and long lines at spaces. Encoding the pieces gives the tokens of the whole text."""
     for line in LINES.findall(text):
-        yield from _cut(line)
+        yield from _split_line(line)
 
 
 def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -> Tokenizer:
-    """The corpus's tokenizer, trained where there is none yet."""
-    key = key_of([VERSION, census["train"].sha256, asdict(config), config.settings()])
+    """Return the corpus's tokenizer from the cache; train it if it is not there."""
+    key = cache_key([VERSION, census["train"].sha256, asdict(config), config.settings()])
     folder = cache_folder() / "tokenizers" / f"{corpus.name}-{config.vocab_size}-{key}"
     if not folder.is_dir():
         share = min(1.0, config.sample_bytes / census["train"].bytes)
@@ -145,15 +150,15 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
 
 
 class _Sample:
-    """The training split's lines; of a large corpus, a share of passages that their hashes choose."""
+    """The lines of the training split; for a large corpus, those of a sample of passages selected by hash."""
 
     def __init__(self, corpus: Corpus, share: float, progress: Progress) -> None:
         self.corpus, self.share, self.progress = corpus, share, progress
         self.bytes = 0
         self.hash = TextHash(corpus.separated)
-        """Of all the text of the split, chosen or not."""
+        """Hash of all text of the split, sampled or not."""
         self.error: BaseException | None = None
-        """What went wrong while reading: SentencePiece would only hand on its text."""
+        """The exception raised while reading, because SentencePiece passes on only its text."""
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -161,7 +166,7 @@ class _Sample:
                 if split == "train":
                     encoded = text.encode()
                     self.hash.update(encoded, ends_document)
-                    if self._chosen(encoded):
+                    if self._is_sampled(encoded):
                         self.bytes += len(encoded)
                         self.progress.update(self.bytes, f"{self.bytes / 1e6:.0f} MB read")
                         yield from text.split("\n")
@@ -169,7 +174,7 @@ class _Sample:
             self.error = error
             raise
 
-    def _chosen(self, encoded: bytes) -> bool:
+    def _is_sampled(self, encoded: bytes) -> bool:
         return self.share >= 1.0 or place_of(encoded, b"sample") < self.share
 
 
@@ -186,18 +191,21 @@ def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
         limit = re.search(r"<= (\d+)", reason)
         needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
         advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}" if limit else reason
-        advice = f"it needs at least {needed[1]} pieces for its characters" if needed else advice
+        if needed:
+            advice = (
+                f"its characters require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
+            )
         raise UserError(
-            f"corpus '{corpus}' does not give a vocabulary of {config.vocab_size:,} pieces: {advice}"
+            f"corpus '{corpus}' does not support a vocabulary of {config.vocab_size:,} pieces: {advice}"
         ) from None
     return model.getvalue()
 
 
-def _cut(line: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """The line in parts of about `longest` bytes at most; cuts are at lone spaces, which start the next part."""
+def _split_line(line: str, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[str]:
+    """Split a line into parts of about `max_bytes` bytes. Each part but the first begins with a single space."""
     start, width = 0, 1 if line.isascii() else 4
-    while (len(line) - start) * width > longest:
-        space = BETWEEN_WORDS.search(line, start + longest // width)
+    while (len(line) - start) * width > max_bytes:
+        space = BETWEEN_WORDS.search(line, start + max_bytes // width)
         if space is None:
             break
         yield line[start : space.start()]

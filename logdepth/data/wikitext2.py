@@ -1,4 +1,4 @@
-"""WikiText-2 (CC BY-SA 3.0): `.tokens` files, where rare words are <unk>, and the raw text that the paper used."""
+"""WikiText-2 (CC BY-SA 3.0): the `.tokens` files, where rare words are <unk>, and the raw text that the paper uses."""
 
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ class WikiText2(ThreeFiles):
     @staticmethod
     def line_of(row: dict[str, Any]) -> str:
         text: str = row["text"]
-        return text or " \n"  # the hub empties blank lines
+        return text or " \n"  # the hub's dataset stores blank lines as empty strings
 
 
 class WikiText2Raw(WikiText2):

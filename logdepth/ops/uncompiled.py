@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves alone: what they call by themselves may still be compiled."""
+"""Functions that torch.compile does not trace. The functions that they call can still be compiled."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 def outside_compiled_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Break the graph around `function`: tracing its every level would take minutes, again for each new length.
+    """Break the compiled graph around `function`, because tracing all levels would take minutes for each new length.
 
-    The library's own decorator takes more than a second to import; this one asks for it in compiled code alone.
+    torch.compiler.disable takes more than a second to import, so it is applied only within compiled code.
     """
 
     @wraps(function)

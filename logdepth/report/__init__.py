@@ -1,5 +1,5 @@
-"""Tables, figures and a page, from result files alone."""
+"""The report of a study: tables, figures and one HTML page, made only from result files."""
 
-from logdepth.report.write import Report, write_report, write_what_can_be
+from logdepth.report.write import Report, write_available, write_report
 
-__all__ = ["Report", "write_report", "write_what_can_be"]
+__all__ = ["Report", "write_available", "write_report"]

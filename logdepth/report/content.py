@@ -1,4 +1,4 @@
-"""The tables of a study, from its results. It knows what the numbers mean, not how they are drawn or written."""
+"""Build the tables of a study from its results. `table` writes them, and `figures` draws the figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,12 +12,14 @@ from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Measured, Results, RunResult, TimingResult, slug
 
-SHAPES_NOT_RANKING = "Small models, trained briefly: this shows the shapes of the curves, not a ranking of the models."
+SHAPES_NOT_RANKING = (
+    "These small models were trained briefly and show the shapes of the curves, not a ranking of models."
+)
 SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
 
 
 def title_of(row: str) -> str:
-    """A model's name as tables print it: AR-GRC, Transformer (ALiBi)."""
+    """Return a model's name as tables print it, such as AR-GRC or Transformer (ALiBi)."""
     if row.startswith("ar-"):
         return row.upper()
     first, *rest = [SPELLED.get(word, word) for word in row.split("-")]
@@ -25,18 +27,19 @@ def title_of(row: str) -> str:
 
 
 def by_row(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """The runs of each model, models in the order of the recipes."""
+    """Group runs by model. Models are in the order of the recipes."""
     rows = in_order((run.row for run in runs), runs[0].data.corpus) if runs else []
     return {row: [run for run in runs if run.row == row] for row in rows}
 
 
 def in_order(rows: Iterable[str], corpus: str) -> list[str]:
-    """Models in the order of a corpus's recipes, those without one last; each once."""
+    """Sort models in the order of a corpus's recipes, without duplicates. Models without a recipe come last."""
     known = list(rows_of(corpus))
     return sorted(set(rows), key=lambda row: (row not in known, known.index(row) if row in known else 0, row))
 
 
 def tables(results: Results) -> list[Table]:
+    """Return all tables of a study that have rows."""
     found = []
     if results.runs:
         found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
@@ -46,52 +49,55 @@ def tables(results: Results) -> list[Table]:
 
 
 def caveat(runs: Sequence[RunResult]) -> str:
-    """What a reader must know before comparing numbers."""
+    """Return what a reader must know before comparing numbers, including which models are missing."""
     missing = missing_models(runs)
-    return caveat_of_those_here(runs) + (f" Not here: {', '.join(missing)}." if missing else "")
+    return caveat_of_those_here(runs) + (f" Missing models: {', '.join(missing)}." if missing else "")
 
 
 def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
-    """The same, but for what is missing, in which studies of one text may differ."""
+    """Return the caveat without the missing models, which differ between studies of the same text."""
     data = runs[0].data
     words = [SHAPES_NOT_RANKING] if data.corpus == "pydocs" else []
     test = data.splits["test"]
     words.append(
         f"Test split: {test.tokens:,} tokens, {test.words + test.line_ends:,} words with line ends, {test.bytes:,} "
-        f"bytes; vocabulary {data.vocab_size:,}. Perplexity a token depends on the tokenizer; words and bytes do not."
+        f"bytes; vocabulary {data.vocab_size:,}. Token perplexity depends on the tokenizer; word perplexity and bits "
+        "per byte do not."
     )
     if data.corpus == "ptb":
         words.append(
-            "The paper's vocabulary on PTB is not certain, 1k or 1.5k: its 14.34 is 1.316 or 1.202 bits per byte."
+            "The paper's vocabulary size on PTB is ambiguous, 1k or 1.5k pieces: its 14.34 is 1.316 or 1.202 bits per "
+            "byte, respectively."
         )
     if data.corpus == "wikitext2":
-        words.append("The text is the .tokens edition: not comparable with the paper's, which is the raw one.")
+        words.append("The text is the .tokens edition, which is not comparable with the paper's raw text.")
     if test.unknown:
         words.append(
-            f"{test.unknown:,} test tokens are unknown to the tokenizer: lost text, which flatters words and bytes."
+            f"{test.unknown:,} test tokens are unknown to the tokenizer. Their text is lost, which lowers word "
+            "perplexity and bits per byte."
         )
-    return " ".join([*words, *_unlike(runs)])
+    return " ".join([*words, *_training_differences(runs)])
 
 
 def missing_models(runs: Sequence[RunResult]) -> list[str]:
-    """Those of the recipes that have no run, as tables print them."""
+    """Return the printed names of models that have a recipe but no run."""
     there = {run.row for run in runs}
     return [title_of(row) for row in rows_of(runs[0].data.corpus) if row not in there]
 
 
-def _unlike(runs: Sequence[RunResult]) -> list[str]:
-    """In what the training of rows differs that should not, where they are to be compared."""
+def _training_differences(runs: Sequence[RunResult]) -> list[str]:
+    """Return one sentence per training setting that differs between models but should not in a comparison."""
     found = []
     for name in ("max_steps", "epochs", "batch_size", "context"):
         values = {title_of(run.row): getattr(run.config.train, name) for run in runs}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{row} {value}" for row, value in values.items())
-            found.append(f"Rows differ in {name}: {listed}.")
+            found.append(f"Models differ in {name}: {listed}.")
     return found
 
 
 def three_units(seeds: Sequence[RunResult]) -> tuple[Spread, Spread, Spread]:
-    """A model's test perplexity a token and a word, and its bits per byte, at the length of training."""
+    """Return a model's test token perplexity, word perplexity and bits per byte at the training length."""
     return _in_three_units([run.main for run in seeds])
 
 
@@ -140,7 +146,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="operators",
         title="Operators of the scan model",
-        note=f"{_spread_note(runs)}The scan model with each operator; see the hyperparameters for what else differs.",
+        note=f"{_spread_note(runs)}The scan model with each operator. The hyperparameters list other differences.",
         heads=(*heads, "paper, a token") if paper else heads,
         rows=tuple(rows),
     )
@@ -170,8 +176,8 @@ def _hyperparameters(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="hyperparameters",
         title="Hyperparameters and sizes",
-        note=f"AdamW, {'linear warm-up, ' if warmed_up else ''}cosine to a thousandth of the peak; "
-        "early stopping on validation loss.",
+        note=f"AdamW with {'linear warm-up and ' if warmed_up else ''}cosine decay to a thousandth of the peak "
+        "learning rate; early stopping on validation loss.",
         heads=(
             "model",
             "parameters",
@@ -203,7 +209,7 @@ def _contexts(runs: Sequence[RunResult]) -> Table:
     return Table(
         name="contexts",
         title="Test perplexity by context length",
-        note=f"{_spread_note(runs)}Trained at {trained} tokens. Mean over all positions of windows side by side.",
+        note=f"{_spread_note(runs)}Trained at {trained} tokens. Mean over all positions of non-overlapping windows.",
         heads=("context", *map(title_of, models)),
         rows=tuple(rows),
     )
@@ -218,7 +224,7 @@ def _others(runs: Sequence[RunResult]) -> Table:
                 at = [one for other in found for one in other.test if one.context == context]
                 rows.append((name, title_of(row), context, *_in_three_units(at), len(at)))
     heads = ("text", "model", "context", "token perplexity", "word perplexity", "bits per byte", "seeds")
-    note = f"{_spread_note(runs)}The same weights on the test split of other text, in their own tokens."
+    note = f"{_spread_note(runs)}The same weights on the test split of other text, with the same tokenizer."
     return Table(name="others", title="Test perplexity on other text", note=note, heads=heads, rows=tuple(rows))
 
 
@@ -233,10 +239,10 @@ def _times(result: TimingResult, number: int) -> Table:
     ]
     return Table(
         name=f"times-{slug(device)}" + (f"-{number + 1}" if number else ""),
-        title=f"Microseconds a token by context length, {result.what} pass on {device}"
+        title=f"Microseconds per token by context length, {result.what} pass on {device}"
         + (", compiled" if result.compiled else ""),
-        note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up, all models in turn in one "
-        f"sitting; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
+        note=f"Medians of {result.models[0].timings[0].repeats} batches after warm-up; all models were timed together, "
+        f"alternating; torch {result.environment.get('torch')}, precision {result.precision}, {how_timed(result)}. "
         f"Attention: {'; '.join(attention) or 'none'}.",
         heads=("context", "batch", *(title_of(model.row) for model in result.models)),
         rows=tuple(rows),
@@ -244,6 +250,7 @@ def _times(result: TimingResult, number: int) -> Table:
 
 
 def how_timed(result: TimingResult) -> str:
+    """Describe the acceleration with which models were timed."""
     compiled = "compiled" if result.compiled else "not compiled"
     if result.accelerated:
         return f"CUDA graphs, and fused kernels where the model has them; other layers {compiled}"
@@ -251,6 +258,7 @@ def how_timed(result: TimingResult) -> str:
 
 
 def device_of(result: TimingResult) -> str:
+    """Return the name of the device that models were timed on."""
     name = str(result.environment.get("device"))
     threads = result.environment.get("threads")
     return f"CPU ({threads} thread{'' if threads == 1 else 's'})" if name == "cpu" else name
@@ -268,14 +276,14 @@ def _shape(run: RunResult) -> str:
 
 
 def _dropout(run: RunResult) -> str:
-    """Every rate of the model, where they differ."""
+    """Return all distinct dropout rates of the model."""
     fields = flattened(to_dict(run.config))
     rates = {value for name, value in fields.items() if name.startswith("model.") and name.endswith("dropout")}
     return ", ".join(f"{rate:g}" for rate in sorted(rates)) or "–"
 
 
 def paper_numbers(runs: Sequence[RunResult]) -> dict[str, str]:
-    """The paper's numbers, where the runs are its recipes: beside other sizes or vocabularies they would mislead."""
+    """Return the paper's numbers if all runs match its recipes; they are not comparable with other sizes or texts."""
     numbers = PERPLEXITY.get(runs[0].data.corpus, {})
     for run in runs:
         if run.recipe in RECIPES:

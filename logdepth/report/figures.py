@@ -1,4 +1,4 @@
-"""The figures of a study, from its results."""
+"""Draw the figures of a study from its results."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,29 +19,29 @@ Model = TypeVar("Model")
 
 @house_style()
 def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
-    """Name → caption and figure."""
+    """Return each figure's caption and figure, by name."""
     found: dict[str, tuple[str, Figure]] = {}
     runs, timings = results.runs, results.timings
     if runs:
         bands = " Bands: one standard deviation over seeds." if len({run.config.seed for run in runs}) > 1 else ""
-        trained = " The dashed line is the length of training."
+        trained = " The dashed line is the training length."
         found["perplexity-context"] = (
-            f"What stays flat beyond the length of training extrapolates; what rises does not.{trained}{bands}",
+            f"A curve that stays flat beyond the training length extrapolates; a rising one does not.{trained}{bands}",
             _single("Perplexity by context length", lambda axes: draw_contexts(axes, runs)),
         )
         found["position-loss"] = (
-            f"All models read the same windows, so bumps that they share are the text's.{trained}{bands}",
+            f"All models read the same windows, so common bumps are due to the text.{trained}{bands}",
             _single("Loss by position in the window", lambda axes: draw_positions(axes, runs)),
         )
     for number, timing in enumerate(timings):
         found["time-context" + (f"-{number + 1}" if number else "")] = (
-            f"Forward pass on {device_of(timing)}; every batch has about as many tokens. What stays flat costs in "
-            "proportion to its length. Bands: quartiles.",
-            _single("Time a token by context length", lambda axes, timing=timing: draw_times(axes, timing)),  # type: ignore[misc]
+            f"Forward pass on {device_of(timing)}; all batches have about the same number of tokens. A flat curve "
+            "means time in proportion to length. Bands: quartiles.",
+            _single("Time per token by context length", lambda axes, timing=timing: draw_times(axes, timing)),  # type: ignore[misc]
         )
     if runs:
         figure = _single("Validation loss in training", lambda axes: draw_training(axes, runs))
-        found["training"] = "A line for every seed.", figure
+        found["training"] = "One line per seed.", figure
     if runs and timings:
         trained = f"{runs[0].data.corpus}, trained at {runs[0].config.train.context:,} tokens"
         figure = side_by_side(
@@ -50,13 +50,13 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
                 f"forward pass, {device_of(timings[0])}": lambda axes: draw_times(axes, timings[0]),
             }
         )
-        found["overview"] = "Perplexity and time a token against context length.", figure
+        found["overview"] = "Perplexity and time per token by context length.", figure
     return found
 
 
 @house_style()
 def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
-    """Title → what draws a panel of it; one legend for all."""
+    """Draw panels next to each other with one common legend. `panels` maps each title to a drawing function."""
     figure, axes = new_figure(4.8 * len(panels), 4.2, columns=len(panels))
     for one, (title, draw) in zip(axes, panels.items(), strict=True):
         draw(one)
@@ -66,12 +66,13 @@ def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
 
 
 def draw_contexts(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    """Draw test perplexity by context length, one line per model."""
     models = numbered(by_row(runs), runs[0].data.corpus)
     draw_context_lines(axes, [(number, title_of(row), seeds) for number, (row, seeds) in models])
 
 
 def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[RunResult]]]) -> None:
-    """For each line the number of its colour, its label and its runs: one a seed."""
+    """Draw test perplexity by context length. A line is its colour number, its label and its runs, one per seed."""
     for number, label, seeds in lines:
         contexts = sorted({one.context for run in seeds for one in run.test})
         values = [[one.token_perplexity for run in seeds if (one := run.at(context))] for context in contexts]
@@ -80,10 +81,11 @@ def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[Ru
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
-    axes.set_ylabel("test perplexity, a token")
+    axes.set_ylabel("test token perplexity")
 
 
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    """Draw test loss by position in the window, one line per model."""
     for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
         binned = [dict(_binned(run)) for run in seeds]
         places = sorted(set.intersection(*(set(one) for one in binned)))
@@ -91,7 +93,7 @@ def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
     _mark_training(axes, runs)
     _plain_ticks(axes)
     axes.set_xlabel("position in the window, tokens")
-    axes.set_ylabel("test loss, nats a token")
+    axes.set_ylabel("test loss, nats per token")
 
 
 def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
@@ -100,6 +102,7 @@ def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
 
 
 def draw_times(axes: "Axes", result: TimingResult) -> None:
+    """Draw time per token by context length, one line per model, with bands from quartile to quartile."""
     for number, (_, model) in numbered({model.row: model for model in result.models}, result.corpus):
         contexts = [one.context for one in model.timings]
         tokens = [one.context * one.batch_size for one in model.timings]
@@ -111,10 +114,11 @@ def draw_times(axes: "Axes", result: TimingResult) -> None:
     axes.set_yscale("log")
     _plain_ticks(axes)
     axes.set_xlabel("context length, tokens")
-    axes.set_ylabel("microseconds a token")
+    axes.set_ylabel("microseconds per token")
 
 
 def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
+    """Draw validation loss by training step, one line per run."""
     from matplotlib.ticker import MaxNLocator
 
     for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
@@ -124,7 +128,7 @@ def draw_training(axes: "Axes", runs: Sequence[RunResult]) -> None:
             axes.plot(steps, losses, color=colour_of(number), marker=marker_of(number), markersize=3, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
-    axes.set_ylabel("validation loss, nats a token")
+    axes.set_ylabel("validation loss, nats per token")
 
 
 def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
@@ -136,7 +140,7 @@ def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
 
 
 def _legend_below(figure: "Figure", columns: int) -> None:
-    """Where it hides no data; each model once, however many panels show it."""
+    """Place one legend below the panels, with each model once."""
     named = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -144,7 +148,7 @@ def _legend_below(figure: "Figure", columns: int) -> None:
 
 
 def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: Sequence[Sequence[float]]) -> None:
-    """The mean over seeds, and a band of one standard deviation where there are several."""
+    """Draw the mean over seeds; with several seeds, add a band of one standard deviation."""
     means = [statistics.mean(one) for one in values]
     if any(len(one) > 1 for one in values):
         spread = [statistics.stdev(one) if len(one) > 1 else 0.0 for one in values]
@@ -155,7 +159,7 @@ def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: 
 
 
 def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
-    """Loss by position, averaged over bins that widen with the position: few tokens stand at each far one."""
+    """Average loss over bins of positions. Bins widen with the position, because few tokens are at distant ones."""
     losses, tokens = run.positions.nats, run.positions.tokens
     start, edge = 0, 1.0
     while start < len(losses):
@@ -171,7 +175,7 @@ def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
 
 
 def _plain_ticks(axes: "Axes") -> None:
-    """Lengths as powers of two, numbers as people write them."""
+    """Scale the length axis by powers of two, and write all numbers without exponents."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -187,7 +191,7 @@ def _plain_ticks(axes: "Axes") -> None:
 
 
 def numbered(rows: "Mapping[str, Model]", corpus: str) -> "Iterator[tuple[int, tuple[str, Model]]]":
-    """Each model with the number of its colour: the same in all figures of a corpus, whichever models are there."""
+    """Iterate over models with their colour numbers. A model has the same number in all figures of a corpus."""
     known = list(rows_of(corpus))
     places = [*known, *(row for row in rows if row not in known)]
     return ((places.index(row), (row, model)) for row, model in rows.items())

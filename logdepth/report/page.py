@@ -1,4 +1,4 @@
-"""One HTML page with a whole study in it: no network, no script, light and dark, from a phone to a wall."""
+"""Render a study as one self-contained HTML page. It needs no network and no scripts and adapts to any screen size."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 def page(results: Results, tables: Sequence[Table], figures: "Mapping[str, tuple[str, Figure]]") -> str:
+    """Return the page's HTML."""
     template = resources.files("logdepth.report").joinpath("page.html").read_text(encoding="utf-8")
-    surroundings = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     runs, timings = results
     corpus = runs[0].data.corpus if runs else timings[0].corpus
-    return surroundings.from_string(template).render(
+    return jinja.from_string(template).render(
         corpus=corpus,
         caveat=caveat(runs) if runs else "",
         tables=tables,
         figures=[
             {"name": name, "caption": caption, "svg": as_svg(figure, name, caption)}
             for name, (caption, figure) in figures.items()
-            if name != "overview"  # the first two figures, once more
+            if name != "overview"  # it repeats two of the figures
         ],
         samples=[_sample(row, seeds[0]) for row, seeds in by_row(runs).items()],
         configs=[
@@ -48,7 +49,7 @@ def _sample(row: str, run: RunResult) -> dict[str, Any]:
 
 
 def _environments(results: Results) -> list[dict[str, Any]]:
-    """Each machine once."""
+    """Return the distinct environments."""
     found: list[dict[str, Any]] = []
     for one in [run.environment for run in results.runs] + [timing.environment for timing in results.timings]:
         if one not in found:

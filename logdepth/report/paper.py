@@ -1,4 +1,4 @@
-"""What the paper printed, for the columns beside ours. Perplexity a token, of its own tokenizers and texts."""
+"""The paper's token perplexities, with its own tokenizers and texts, for comparison in tables."""
 
 PERPLEXITY: dict[str, dict[str, str]] = {
     "ptb": {
@@ -19,6 +19,6 @@ PERPLEXITY: dict[str, dict[str, str]] = {
         "transformer-sinusoidal": "37.32 ± 0.10",
     },
 }
-"""Corpus → row → test perplexity. The paper's WikiText-2 is the raw text, with which `.tokens` cannot be compared."""
+"""Maps a corpus and a row to test perplexity. The paper's WikiText-2 is raw text, not comparable with `.tokens`."""
 VOCABULARIES: dict[str, tuple[int, ...]] = {"ptb": (1_000, 1_500)}
-"""Where it is not certain which vocabulary the paper used: its text and its parameter counts say different things."""
+"""Possible vocabulary sizes of a corpus where the paper's text and its parameter counts disagree."""

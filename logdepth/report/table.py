@@ -1,4 +1,4 @@
-"""Table: titled rows of numbers, and the four ways in which they are written. It does not know what they mean."""
+"""Tables of numbers, and the four formats in which they are written: Markdown, LaTeX, CSV and JSON."""
 
 import csv
 import io
@@ -22,11 +22,11 @@ LATEX_SIGNS = {
 
 
 HUGE = 1e9
-"""From here on a number is shown by its size: losses of models that fail have twenty digits and more."""
+"""Numbers from here on are shown in scientific notation, because losses of diverged models have twenty digits."""
 
 
 class Spread(NamedTuple):
-    """A mean over seeds and its standard deviation, None where there is one seed only."""
+    """A mean over seeds and its standard deviation, which is None for a single seed."""
 
     mean: float
     deviation: float | None
@@ -34,6 +34,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float], digits: int = 2) -> "Spread":
+        """Return the mean and standard deviation of `values`; an infinite mean if a value is not finite."""
         if not all(map(math.isfinite, values)):
             return cls(math.inf, None, digits)
         return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
@@ -49,23 +50,30 @@ Cell = Spread | float | int | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
+    """A table with a title and an explanatory note."""
+
     name: str
-    """Of its files."""
+    """Name of its files, without suffix."""
     title: str
+    """Title printed above the table."""
     note: str
-    """What to know when reading it."""
+    """Explanation printed below the table."""
     heads: tuple[str, ...]
+    """Column headings."""
     rows: tuple[tuple[Cell, ...], ...]
+    """Rows of cells, one cell per column."""
 
     def is_numeric(self, column: int) -> bool:
+        """Return whether a column contains no text."""
         return all(not isinstance(row[column], str) for row in self.rows)
 
     def texts(self) -> list[list[str]]:
-        """The cells as people read them."""
+        """Return the formatted cells."""
         return [[shown(cell) for cell in row] for row in self.rows]
 
 
 def shown(cell: Cell) -> str:
+    """Format a cell."""
     if cell is None:
         return "–"
     if isinstance(cell, float):
@@ -74,17 +82,19 @@ def shown(cell: Cell) -> str:
 
 
 def as_markdown(table: Table) -> str:
+    """Return the table in Markdown, with its title and note."""
     numeric = [table.is_numeric(column) for column in range(len(table.heads))]
     return f"**{table.title}**\n\n{markdown_lines(table.heads, table.texts(), numeric)}\n\n{table.note}\n"
 
 
 def markdown_lines(heads: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
-    """The table alone; numeric columns to the right."""
+    """Return only the rows in Markdown, with numeric columns aligned right."""
     lines = [heads, ["---:" if right else "---" for right in numeric], *texts]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def as_latex(table: Table) -> str:
+    """Return the table in LaTeX, with booktabs rules and a caption."""
     columns = "".join("r" if table.is_numeric(column) else "l" for column in range(len(table.heads)))
     lines = [" & ".join(map(_latex, line)) + r" \\" for line in (table.heads, *table.texts())]
     return "\n".join(
@@ -107,7 +117,7 @@ def as_latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Numbers in full; a column of means is followed by one of deviations."""
+    """Return the table in CSV with full precision. A column of deviations follows each column of means."""
     spread = [any(isinstance(row[column], Spread) for row in table.rows) for column in range(len(table.heads))]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -120,13 +130,14 @@ def as_csv(table: Table) -> str:
 
 
 def as_json(table: Table) -> str:
+    """Return the table in JSON with full precision, one object per row."""
     rows = [{head: _plain(cell) for head, cell in zip(table.heads, row, strict=True)} for row in table.rows]
     facts = {"table": table.name, "title": table.title, "note": table.note, "rows": rows}
     return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
 
 
 FORMATS = {"md": as_markdown, "tex": as_latex, "csv": as_csv, "json": as_json}
-"""Suffix → how a table is written."""
+"""Maps file suffixes to formatting functions."""
 
 
 def _latex(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Writing a report: tables in four formats, figures in two, and one page with everything in it."""
+"""Write a report: tables in four formats, figures in two, and one HTML page that contains everything."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,13 +14,15 @@ from logdepth.results import Results, read_results
 
 
 class Report(NamedTuple):
+    """A written report."""
+
     tables: list[Table]
     page: Path | None
-    """None where matplotlib is not there to draw its figures."""
+    """Path of report.html; None if matplotlib is not installed."""
 
 
-def write_what_can_be(folder: Path) -> Report:
-    """Makes tables/ of a study's folder from its results/, and figures/ and report.html where they can be drawn."""
+def write_available(folder: Path) -> Report:
+    """Write a study's tables/ from its results/; if matplotlib is installed, also figures/ and report.html."""
     results = _results(folder)
     made = tables(results)
     for table in made:
@@ -38,9 +40,9 @@ def write_what_can_be(folder: Path) -> Report:
 
 
 def write_report(folder: Path) -> Path:
-    """Makes all of a study's report; returns the page's path."""
+    """Write a study's complete report; return the path of report.html."""
     require_matplotlib()
-    written = write_what_can_be(folder).page
+    written = write_available(folder).page
     assert written is not None
     return written
 
@@ -48,12 +50,12 @@ def write_report(folder: Path) -> Path:
 def _results(folder: Path) -> Results:
     results = read_results(folder / "results")
     if not results.runs and not results.timings:
-        raise UserError(f"{folder / 'results'} holds no result files; make some with `logdepth reproduce`")
+        raise UserError(f"{folder / 'results'} contains no result files; create some with `logdepth reproduce`")
     return results
 
 
 def _remove_others(folder: Path, made: set[str]) -> None:
-    """What older results left would be taken for new."""
+    """Remove files of earlier reports, which could be mistaken for current ones."""
     for file in folder.iterdir():
         if file.name not in made and file.suffix[1:] in {*FORMATS, "svg", "png"}:
             file.unlink()

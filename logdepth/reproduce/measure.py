@@ -1,4 +1,4 @@
-"""From a finished run to its result file's content; and the times of all models of a study, in one sitting."""
+"""Evaluate a finished run for its result file, and time all models of a study together."""
 
 import datetime
 import statistics
@@ -9,7 +9,7 @@ import torch
 
 from logdepth.acceleration import compile_model
 from logdepth.data import CORPORA, Prepared, TokenStore
-from logdepth.data.cache import key_of
+from logdepth.data.cache import cache_key
 from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
 from logdepth.models import num_parameters
@@ -36,7 +36,7 @@ from logdepth.training import TrainState, repeatable
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
 CPU_TOKENS, CPU_LOGITS = 8_192, 2**28
-"""In a batch that is timed on a CPU, at most."""
+"""Maximum tokens and logits of a batch that is timed on a CPU."""
 
 
 def measure_run(
@@ -49,13 +49,16 @@ def measure_run(
     device: torch.device,
     on_progress: Callable[[float], None],
 ) -> RunResult:
-    """Evaluates the best weights at all lengths, on `others` too, and lets them write; tells the share done."""
+    """Evaluate a run's best weights at all lengths and on `others`, and generate samples from them.
+
+    `on_progress` receives the completed fraction.
+    """
     loaded = folder.load("best", device)
     accelerate = loaded.config.train.accelerate and device.type == "cuda"
     with repeatable(device, loaded.config.train.deterministic):
         evaluations = _evaluations(loaded, prepared.stores["test"], study.contexts, accelerate, on_progress)
         ends = sorted({loaded.config.train.context, study.contexts[-1]})
-        elsewhere = {
+        on_others = {
             name: _evaluations(loaded, store, ends, accelerate, lambda _: None) for name, store in others.items()
         }
         samples = _samples(loaded, study.prompt)
@@ -81,7 +84,7 @@ def measure_run(
         samples=samples,
         others=tuple(
             OtherText(name=name, text=SplitFacts.of(others[name].info), test=tuple(map(Measured.of, found)))
-            for name, found in elsewhere.items()
+            for name, found in on_others.items()
         ),
         made=Made(
             command=typed_command(),
@@ -101,7 +104,7 @@ def measure_times(
     accelerated: bool,
     compiled: bool,
 ) -> TimingResult:
-    """Every model at every length, in turn, so that what slows the machine for a while slows them all."""
+    """Time every model at every length. Models alternate, so that a temporary slowdown affects all of them."""
     configs = [study.rows[row] for row in rows]
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
@@ -111,7 +114,7 @@ def measure_times(
     tokens = study.time_tokens
     if device.type == "cpu":
         tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
-    in_turn = zip(
+    alternating = zip(
         *(
             time_model(
                 model,
@@ -127,7 +130,7 @@ def measure_times(
         strict=True,
     )
     found: list[Sequence[Timing]] = []
-    for timings in in_turn:
+    for timings in alternating:
         found.append(timings)
         on_progress(len(found) / len(study.time_contexts))
     return TimingResult(
@@ -150,11 +153,11 @@ def measure_times(
     )
 
 
-def name_of_machine(device: torch.device) -> str:
-    """Part of a file's name: the device, and a hash of what else decides how fast it is."""
+def machine_slug(device: torch.device) -> str:
+    """Return a part of a file name: the device, and a hash of everything that determines its speed."""
     facts = environment(device)
-    decides = [facts[name] for name in ("platform", "processor", "cores", "threads", "device", "torch", "cuda")]
-    return f"{slug(str(facts['device']))}-{key_of(decides)[:6]}"
+    relevant = [facts[name] for name in ("platform", "processor", "cores", "threads", "device", "torch", "cuda")]
+    return f"{slug(str(facts['device']))}-{cache_key(relevant)[:6]}"
 
 
 def _evaluations(

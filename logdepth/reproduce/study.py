@@ -1,4 +1,4 @@
-"""Study: which runs an experiment is made of, and at which lengths they are measured. It does not run anything."""
+"""The definition of a study: its runs, and the context lengths at which they are evaluated and timed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,25 +26,28 @@ class Study:
 
     corpus: str
     rows: Mapping[str, RunConfig]
-    """Row of the tables → config, of seed 0: all that the corpus has."""
+    """Maps each row of the tables to its config with seed 0. It contains all models of the corpus."""
     models: tuple[str, ...]
-    """The rows that are asked for."""
+    """The selected rows."""
     seeds: tuple[int, ...]
+    """The seeds of each model."""
     contexts: tuple[int, ...]
-    """Where perplexity is measured; at the longest also by position."""
+    """Context lengths at which perplexity is measured. At the longest one, loss by position is measured too."""
     time_contexts: tuple[int, ...]
+    """Context lengths at which models are timed."""
     time_tokens: int
-    """Tokens in a batch that is timed, at every length."""
+    """Tokens per timed batch, at every length."""
     prompt: str
-    """What the samples begin with."""
+    """The prompt of the samples."""
     others: Mapping[str, Path]
-    """Name → file or folder of other text, on whose test split runs are measured too."""
+    """Maps names to files or folders of other text. Runs are also evaluated on its test split."""
 
     def runs(self) -> list[tuple[str, RunConfig]]:
-        """All runs, seed by seed, so that an unfinished study has something of every model."""
+        """Return all runs, seed by seed, so that an unfinished study covers all models."""
         return [(row, replace(self.rows[row], seed=seed)) for seed in self.seeds for row in self.models]
 
     def recipe(self, row: str) -> str:
+        """Return the name of a row's recipe."""
         return f"{self.corpus}-{row}"
 
 
@@ -58,9 +61,16 @@ def study_of(
     accelerate: bool = False,
     compiled: bool = False,
 ) -> Study:
-    """The study of a corpus: all its models and seeds, or some of them; override files change configs.
+    """Create the study of a corpus.
 
-    `others` are NAME=PATH of text to measure on too; `accelerate` and `compiled` are `TrainConfig`'s, for all models.
+    Args:
+        corpus: name of the corpus.
+        models: rows of the tables; by default all.
+        seeds: by default 0 for pydocs, and 0, 1, 2 for the other corpora.
+        overrides: JSON files with changes to configs.
+        others: other text to evaluate on, each as NAME=PATH.
+        accelerate: set `TrainConfig.accelerate` for all models.
+        compiled: set `TrainConfig.compile` for all models.
     """
     if corpus not in CORPORA:
         raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
@@ -69,12 +79,14 @@ def study_of(
         if model not in rows:
             raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
-        raise UserError(f"--seeds must be different whole numbers from 0 on; got {' '.join(map(str, seeds))}")
+        raise UserError(f"--seeds must be different non-negative integers; got {' '.join(map(str, seeds))}")
     asked = [row for row in rows if not models or row in models]
     rows = {row: with_absolute_paths(config) for row, config in _overridden(corpus, rows, asked, overrides).items()}
-    rows = {row: _faster(config, accelerate, compiled) for row, config in rows.items()}
+    rows = {row: _with_acceleration(config, accelerate, compiled) for row, config in rows.items()}
     if corpus == "text" and not all(rows[row].data.paths for row in asked):
-        raise UserError('which text? --config FILE with {"data": {"paths": ["my.txt"]}}')
+        raise UserError(
+            'the corpus \'text\' needs files or folders: give --config FILE with {"data": {"paths": ["my.txt"]}}'
+        )
     small = corpus == "pydocs"
     trained_at = {config.train.context for config in rows.values()}
     return Study(
@@ -90,16 +102,16 @@ def study_of(
     )
 
 
-def in_fields(advice: str) -> str:
-    """What is advised with flags of `logdepth train`, for a study, whose configs are changed by files alone."""
+def flags_as_fields(advice: str) -> str:
+    """Rewrite advice that names flags of `logdepth train` for a study, whose configs only files can change."""
     advice = re.sub(r"--data\.corpus (\w+)", r"`logdepth reproduce \1`", advice)
     first = FLAG_OF_A_FIELD.search(advice)
     if first is None:
         return advice
     names = first[1].replace("-", "_").split(".")
     example = "".join(f'{{"{name}": ' for name in names) + "…" + "}" * len(names)
-    said = FLAG_OF_A_FIELD.sub(lambda flag: flag[1].replace("-", "_"), advice)
-    return f"{said} (--config FILE with {example})"
+    rewritten = FLAG_OF_A_FIELD.sub(lambda flag: flag[1].replace("-", "_"), advice)
+    return f"{rewritten} (--config FILE with {example})"
 
 
 def _named_paths(others: Sequence[str]) -> dict[str, Path]:
@@ -107,16 +119,16 @@ def _named_paths(others: Sequence[str]) -> dict[str, Path]:
     for one in others:
         name, equals, path = one.partition("=")
         if not equals or not name or not path:
-            raise UserError(f"--others needs NAME=PATH, as openwebtext=pages/test.jsonl; got {one}")
+            raise UserError(f"--others needs NAME=PATH, such as openwebtext=pages/test.jsonl; got {one}")
         if name in found:
-            raise UserError(f"--others has two texts named '{name}'")
+            raise UserError(f"--others has two texts named '{name}'; rename one")
         found[name] = Path(path)
         if not found[name].exists():
-            raise UserError(f"--others {name}: {path} is not there")
+            raise UserError(f"--others {name}: {path} does not exist; correct the path")
     return found
 
 
-def _faster(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
+def _with_acceleration(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
     train = config.train
     train = replace(train, accelerate=train.accelerate or accelerate, compile=train.compile or compiled)
     return replace(config, train=train)
@@ -125,9 +137,10 @@ def _faster(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
 def _overridden(
     corpus: str, rows: dict[str, RunConfig], asked: Sequence[str], overrides: Sequence[Path]
 ) -> dict[str, RunConfig]:
-    """A file that names a recipe, as a sweep's best.json does, changes that one; a file that names none, all.
+    """Apply override files to the rows.
 
-    What does not fit a row that is not asked for leaves it as it is.
+    A file that names a recipe, such as a sweep's best.json, changes only that row. Any other file changes all rows.
+    If a change is invalid for a row that was not selected, the row keeps its config.
     """
     for file in overrides:
         changes = changes_in(file)
@@ -135,24 +148,26 @@ def _overridden(
         fields = changes.get("config", {name: value for name, value in changes.items() if name != "recipe"})
         named = [row for row in rows if of_recipe in (None, f"{corpus}-{row}")]
         if not named:
-            raise UserError(f"{file} is for the recipe '{of_recipe}', which is not in this study of {corpus}")
+            raise UserError(
+                f"{file} is for the recipe '{of_recipe}', which is not part of this study of {corpus}; remove the file"
+            )
         for row in named:
             try:
                 changed = override(rows[row], fields, str(file))
                 _refuse_another_row(row, rows[row], changed, file)
             except UserError as error:
                 if row in asked:
-                    raise UserError(f'{error} (for {row}; a file with a "recipe" changes that one alone)') from None
+                    raise UserError(f'{error} (for {row}; a file with a "recipe" changes only that recipe)') from None
                 continue
             rows = rows | {row: changed}
     return rows
 
 
 def _refuse_another_row(row: str, before: RunConfig, after: RunConfig, file: Path) -> None:
-    """A row's name must stay true: its corpus, its kind of model, operator and positions are what it says."""
+    """Raise a UserError if an override changes what a row's name states: corpus, model, operator or positions."""
     was, now = flattened(to_dict(before)), flattened(to_dict(after))
     for name in ("data.corpus", "model.kind", "model.operator.kind", "model.positions", "seed"):
         if was.get(name) != now.get(name):
             raise UserError(
-                f"{file} would make {name} of '{row}' {now.get(name)!r}, not {was.get(name)!r}; leave it out"
+                f"{file} would change {name} of '{row}' from {was.get(name)!r} to {now.get(name)!r}; remove that field"
             )

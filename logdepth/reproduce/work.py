@@ -1,8 +1,8 @@
-"""Working through a study: what is done is not done again, what was stopped or killed goes on.
+"""Run a study. Completed runs are skipped, and interrupted runs are resumed.
 
 STUDY/runs/ROW-SEED/                the run's folder
-STUDY/results/RECIPE-SEED.json      written when the run is trained and measured: from then on the run is done
-STUDY/results/timing-MACHINE.json   all models, timed in one sitting
+STUDY/results/RECIPE-SEED.json      written once the run is trained and evaluated, which completes the run
+STUDY/results/timing-MACHINE.json   times of all models, measured together
 """
 
 import itertools
@@ -20,8 +20,8 @@ from logdepth.data import DataConfig, Prepared, TokenStore, prepare_other
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress
 from logdepth.recipes import parameters_of
-from logdepth.reproduce.measure import measure_run, measure_times, name_of_machine
-from logdepth.reproduce.study import Study, in_fields
+from logdepth.reproduce.measure import machine_slug, measure_run, measure_times
+from logdepth.reproduce.study import Study, flags_as_fields
 from logdepth.results import (
     DataFacts,
     RunResult,
@@ -44,38 +44,49 @@ from logdepth.training import (
 )
 
 
-class Progressed(NamedTuple):
-    """How a sitting at a study ended."""
+class StudyOutcome(NamedTuple):
+    """How a call of `run_study` ended."""
 
     finished: bool
-    """Whether all that was asked for is done."""
+    """Whether all requested work is done."""
     failed: list[str]
-    """Runs that cannot be trained, and why."""
+    """Runs that could not be trained, with the reasons."""
 
 
 class BudgetSpentError(Exception):
-    """The minutes given to a study are over; everything is saved."""
+    """The time budget of a study is spent. Everything is saved."""
 
 
-def work_on(
+def run_study(
     study: Study,
     out: Path,
     data_dir: Path | None = None,
     budget_minutes: float | None = None,
     *,
     timed: bool = True,
-) -> Progressed:
-    """Does all that is not done yet, until the budget is spent. One process at a time works in a folder.
+) -> StudyOutcome:
+    """Run the unfinished work of a study until it is done or the budget is spent.
 
-    Without `timed`, the models are not timed.
+    Only one process at a time can work in a folder.
+
+    Args:
+        study: the study to run.
+        out: folder of the study.
+        data_dir: root data directory.
+        budget_minutes: minutes after which to save and stop; by default there is no limit.
+        timed: whether to time the models.
     """
     try:
         work = _Work(study, out, data_dir, budget_minutes, timed)
         work.prepare()
-        with alone(out, f"another process works on {out}; do a part with another --out, and copy its results here"):
+        with alone(
+            out,
+            f"another process is working on {out}; to run other models or seeds at the same time, choose another --out "
+            "and copy its results here",
+        ):
             return work.run()
     except UserError as error:
-        raise UserError(in_fields(str(error))) from None
+        raise UserError(flags_as_fields(str(error))) from None
 
 
 class _Work:
@@ -87,23 +98,23 @@ class _Work:
         self.failed: list[str] = []
         first = study.rows[study.models[0]]
         self.device = device_named(first.train.device)
-        # Of all models or of none: their times stand side by side.
+        # Times are compared with each other, so all models are accelerated or none.
         configs = [study.rows[row].train for row in study.models]
         self.accelerated = all(train.accelerate for train in configs) and self.device.type == "cuda"
         self.compiled = all(train.compile for train in configs)
         use_threads(first)
 
     def prepare(self) -> None:
-        """Everything that can be known to be wrong is refused here, before any training."""
+        """Check everything that can be checked before training starts."""
         _refuse_unwritable(self.out)
         self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
         self.prepared: dict[tuple[str, int], Prepared] = {}
-        new: dict[tuple[DataConfig, TrainConfig], Prepared] = {}  # seeds and rows share their text: it is read once
+        new: dict[tuple[DataConfig, TrainConfig], Prepared] = {}  # seeds and rows share text, which is read once
         for row, config in self.missing:
             folder = RunFolder(self._folder(row, config))
             if folder.exists:
                 _refuse_other_config(folder.config(), config, folder.path)
-                _tell_of_other_speed(folder.config().train, config.train, folder.path)
+                _report_other_acceleration(folder.config().train, config.train, folder.path)
                 prepared = prepared_for(folder, self.data_dir)
             else:
                 folder.refuse_if_taken()
@@ -118,12 +129,12 @@ class _Work:
         for (file, run), (name, store) in itertools.product(done.items(), self.others.items()):
             if any(other.name == name and other.text.sha256 != store.info.text_sha256 for other in run.others):
                 raise UserError(
-                    f"{results / file} was measured on another text named '{name}'; call this one otherwise, or remove "
-                    "the file to measure that run again"
+                    f"{results / file} was measured on another text named '{name}'; choose another name, or remove the "
+                    "file to measure that run again"
                 )
 
     def _other_texts(self) -> dict[str, TokenStore]:
-        """In the tokens of the runs, which all have the same."""
+        """Tokenize the other texts with the runs' common tokenizer."""
         found: dict[str, TokenStore] = {}
         if not self.study.others:
             return found
@@ -132,32 +143,33 @@ class _Work:
         for name, path in self.study.others.items():
             store = prepare_other(config.data, prepared.tokenizer, "text", (path,)).stores["test"]
             if len(store) < 2:
-                raise UserError(f"--others {name}: {path} has no test split; name its file test.…")
+                raise UserError(f"--others {name}: {path} has no test split; rename its file to test.…")
             found[name] = store
         return found
 
-    def run(self) -> Progressed:
+    def run(self) -> StudyOutcome:
+        """Run all missing work."""
         must_time = self.timed and self._must_time()
         shares = self._shares(must_time)
         with Progress(f"{self.study.corpus} study", 100, unit="%", done=100 - sum(shares.values())) as self.progress:
             try:
                 for row, config in self.missing:
-                    self._do_run(row, config, shares[row, config.seed])
+                    self._run_one(row, config, shares[row, config.seed])
                 if must_time:
-                    self._give_way()
-                    self._do_times(shares["timing", 0])
+                    self._check_budget()
+                    self._time_models(shares["timing", 0])
             except BudgetSpentError:
-                self.progress.say("the budget is spent; the same command goes on")
-                return Progressed(False, self.failed)
-        return Progressed(not self.failed, self.failed)
+                self.progress.say("the budget is spent; run the same command again to continue")
+                return StudyOutcome(False, self.failed)
+        return StudyOutcome(not self.failed, self.failed)
 
-    def _do_run(self, row: str, config: RunConfig, share: float) -> None:
-        """Trains and measures; what cannot be trained does not keep the others from it."""
-        self._give_way()
+    def _run_one(self, row: str, config: RunConfig, share: float) -> None:
+        """Train and evaluate one run. A run that cannot be trained is recorded, and the others continue."""
+        self._check_budget()
         label = f"{row} seed {config.seed}"
         folder = RunFolder(self._folder(row, config))
         prepared = self.prepared[row, config.seed]
-        training = share * self._part_that_is_training(config, prepared)
+        training = share * self._training_fraction(config, prepared)
         watch = _StudyWatch(self.progress, label, training, self._is_spent)
         before = self.progress.done
         try:
@@ -170,14 +182,14 @@ class _Work:
                 raise BudgetSpentError from None
             raise
         except (DivergedError, torch.OutOfMemoryError) as error:
-            self.failed.append(f"{label}: {in_fields(str(error).splitlines()[0])}")
+            self.failed.append(f"{label}: {flags_as_fields(str(error).splitlines()[0])}")
             self.progress.say(self.failed[-1])
             self.progress.update(before + share)
             return
-        if self.progress.done == before:  # it was trained before
+        if self.progress.done == before:  # the run was already trained
             self.progress.skip(before + training)
         self.progress.update(before + training, label)
-        part = Part(self.progress, f"{label}, measuring", 1, share - training)
+        part = Part(self.progress, f"{label}, evaluating", 1, share - training)
         result = measure_run(self.study, row, folder, state, prepared, self.others, self.device, part.update)
         write_result(self._file(row, config), result)
         part.update(1)
@@ -187,15 +199,15 @@ class _Work:
             f"at {main.context} tokens"
         )
 
-    def _part_that_is_training(self, config: RunConfig, prepared: Prepared) -> float:
-        """Of a run, by tokens: a step of training is three forward passes."""
+    def _training_fraction(self, config: RunConfig, prepared: Prepared) -> float:
+        """Estimate the fraction of a run's work that is training, counting a training step as three forward passes."""
         train = config.train
         tokens = (train.max_steps or 0) * train.batch_size * train.context
         passes = 3 * (tokens or train.epochs * len(prepared.stores["train"]))
         measured = len(self.study.contexts) * len(prepared.stores["test"]) + 2 * sum(map(len, self.others.values()))
         return passes / (passes + measured)
 
-    def _do_times(self, share: float) -> None:
+    def _time_models(self, share: float) -> None:
         part = Part(self.progress, "timing", 1, share)
         rows = self._rows_to_time()
         times = measure_times(
@@ -203,8 +215,11 @@ class _Work:
         )
         write_result(self._timing_file(), times)
 
-    def _give_way(self) -> None:
-        """Measuring and timing keep nothing of what they have begun: the budget ends between them, or in training."""
+    def _check_budget(self) -> None:
+        """Raise BudgetSpentError if the budget is spent.
+
+        Evaluation and timing cannot be resumed, so this is called only before them. Training checks at every step.
+        """
         if self._is_spent():
             raise BudgetSpentError
 
@@ -212,7 +227,7 @@ class _Work:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def _shares(self, must_time: bool) -> dict[tuple[str, int], float]:
-        """Per cent of the whole study that each piece of missing work takes, by parameters."""
+        """Estimate the percentage of the study that each missing piece of work takes, from numbers of parameters."""
         sizes = {row: parameters_of(self.study.rows[row]) for row in self.study.models}
         costs: dict[tuple[str, int], float] = {(row, config.seed): sizes[row] for row, config in self.study.runs()}
         costs["timing", 0] = 0.1 * sum(sizes.values())
@@ -221,13 +236,13 @@ class _Work:
         return {key: 100 * costs[key] / whole for key in wanted}
 
     def _is_done(self, row: str, config: RunConfig) -> bool:
-        """Whether there is a result of just this run; one of another run in its place is an error."""
+        """Return whether this run has a result. Raise a UserError if the file contains another run's result."""
         file = self._file(row, config)
         if not file.exists():
             return False
         result = read_result(file)
         if not isinstance(result, RunResult):
-            raise UserError(f"{file} is not the result of a run; move it away")
+            raise UserError(f"{file} is not the result of a run; move it to another folder")
         _refuse_other_config(result.config, config, file)
         if missing := [context for context in self.study.contexts if result.at(context) is None]:
             raise UserError(f"{file} was not measured at {missing[0]} tokens; remove it to measure that run again")
@@ -236,7 +251,7 @@ class _Work:
         return True
 
     def _must_time(self) -> bool:
-        """Unless this machine has timed all rows, as they are now, at all lengths."""
+        """Return whether any row still needs timing on this machine in its current config and at all lengths."""
         timed = self._timed()
         if timed is None or timed.corpus != self.study.corpus:
             return True
@@ -246,7 +261,7 @@ class _Work:
         return sizes != wanted or contexts != {self.study.time_contexts}
 
     def _rows_to_time(self) -> list[str]:
-        """Those asked for, and those that were timed before: ratios need one sitting."""
+        """Return the selected rows and those timed before. All are timed together, so that ratios are meaningful."""
         timed = self._timed()
         before = set() if timed is None else {model.row for model in timed.models}
         return [row for row in self.study.rows if row in before or row in self.study.models]
@@ -257,7 +272,7 @@ class _Work:
             return None
         result = read_result(file)
         if not isinstance(result, TimingResult):
-            raise UserError(f"{file} is not a result of timing; move it away")
+            raise UserError(f"{file} is not a timing result; move it to another folder")
         return result
 
     def _folder(self, row: str, config: RunConfig) -> Path:
@@ -268,11 +283,11 @@ class _Work:
 
     def _timing_file(self) -> Path:
         how = ("-accelerated" if self.accelerated else "") + ("-compiled" if self.compiled else "")
-        return self.out / "results" / f"timing-{name_of_machine(self.device)}{how}.json"
+        return self.out / "results" / f"timing-{machine_slug(self.device)}{how}.json"
 
 
 class _StudyWatch(Watch):
-    """A run within a study: its steps are steps of the whole, and the study's budget is its own."""
+    """Hooks of a study into the training of one run: they report its progress and stop it when the budget is spent."""
 
     def __init__(self, whole: Progress, label: str, share: float, is_spent: Callable[[], bool]) -> None:
         self.whole, self.label, self.share, self.is_spent = whole, label, share, is_spent
@@ -285,21 +300,21 @@ class _StudyWatch(Watch):
 
 
 def _refuse_unwritable(out: Path) -> None:
-    """Where results could not be written after hours of work, none are begun."""
+    """Raise a UserError if results cannot be written, before hours of work are lost."""
     for folder in (out, *(out / name for name in ("runs", "results", "tables", "figures"))):
         with readable_disk_errors(folder):
             existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
             if not existing.is_dir():
                 raise UserError(f"cannot write {folder}: {existing} is a file; choose another --out")
             if not os.access(existing, os.W_OK | os.X_OK):
-                raise UserError(f"cannot write {folder}: {existing} does not let us; choose another --out")
+                raise UserError(f"cannot write {folder}: no permission to write {existing}; choose another --out")
 
 
-def _tell_of_other_speed(begun: TrainConfig, wanted: TrainConfig, where: Path) -> None:
+def _report_other_acceleration(found: TrainConfig, wanted: TrainConfig, where: Path) -> None:
     for name in ("accelerate", "compile"):
-        if getattr(begun, name) != getattr(wanted, name):
-            how = "with" if getattr(begun, name) else "without"
-            print(f"{where} goes on as it was begun, {how} --{name}", file=sys.stderr)
+        if getattr(found, name) != getattr(wanted, name):
+            how = "with" if getattr(found, name) else "without"
+            print(f"{where} resumes as it was started, {how} --{name}", file=sys.stderr)
 
 
 def _refuse_other_config(found: RunConfig, wanted: RunConfig, where: Path) -> None:
@@ -307,6 +322,6 @@ def _refuse_other_config(found: RunConfig, wanted: RunConfig, where: Path) -> No
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
             raise UserError(
-                f"{where} was made with {name} {left.get(name)!r}, not {right.get(name)!r} as asked for now; "
-                "move it away, or choose another --out"
+                f"{where} was made with {name} {left.get(name)!r}, but this command sets {right.get(name)!r}; "
+                "move it to another folder, or choose another --out"
             )

@@ -1,4 +1,4 @@
-"""The non-associative prefix scan: any callable (left, right) -> merged, any lengths, any split."""
+"""The non-associative prefix scan, for any operator (left, right) -> merged, any lengths and any split into chunks."""
 
 from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.merge import Operator, OperatorPair

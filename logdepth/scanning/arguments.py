@@ -1,4 +1,4 @@
-"""What callers pass, checked and brought into one form: a list of lengths on the host, whatever the layout."""
+"""Check the arguments of `scan` and `reduce`, and convert both layouts to lengths on the host."""
 
 from typing import NamedTuple
 
@@ -11,32 +11,32 @@ from logdepth.scanning.state import ScanState
 
 
 class Layout(NamedTuple):
-    """Where each row's new elements lie in the matrix of all elements."""
+    """The position of each sequence's new elements in the matrix of all elements."""
 
     new: Lengths
-    """New elements of each row (of a batch) or document (of a pack)."""
+    """Number of new elements of each row (of a batch) or document (of packed documents)."""
     row_stride: int | None
-    """Elements from one row's start to the next in a batch; None for documents laid end to end."""
+    """Number of elements from one row's start to the next in a batch; None for packed documents."""
     num_elements: int
-    """Rows of the matrix of all elements, padding included."""
+    """Number of rows of the matrix of all elements, including padding."""
 
     def starts(self) -> Ints:
-        """Row of each row's (or document's) first element."""
+        """Return the index of each sequence's first element in the matrix."""
         if self.row_stride is None:
             return np.cumsum(self.new.array()) - self.new.array()
         return np.arange(self.new.num_rows) * self.row_stride
 
 
 def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Layout:
-    """The layout of checked arguments."""
+    """Check the arguments and return their layout."""
     if not isinstance(elements, Tensor):
         raise TypeError(f"elements must be a tensor; got {type(elements).__name__}")
     if lengths is not None and cu_seqlens is not None:
-        raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents: give one of them")
+        raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents; give only one of them")
     if cu_seqlens is not None:
         return _packed_layout(elements, integers("cu_seqlens", cu_seqlens))
     if elements.ndim != 3:
-        hint = " (one element a row is [batch, 1, width]; packed documents need cu_seqlens)" * (elements.ndim == 2)
+        hint = " (one element per row is [batch, 1, width]; packed documents need cu_seqlens)" * (elements.ndim == 2)
         raise ValueError(f"elements must be [batch, length, width]; got shape {tuple(elements.shape)}{hint}")
     batch, length, _ = elements.shape
     if lengths is None:
@@ -47,14 +47,14 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
     wrong = np.flatnonzero((new < 0) | (new > length))
     if wrong.size:
         raise ValueError(
-            f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements: "
-            "they count new elements alone"
+            f"lengths[{wrong[0]}] = {new[wrong[0]]} is outside 0 … {length}, the length of elements; "
+            "lengths count only new elements"
         )
     return Layout(Lengths.of(new), length, batch * length)
 
 
 def check_state(state: ScanState, elements: Tensor, layout: Layout) -> None:
-    """Refuse a state that cannot be continued with these elements."""
+    """Raise an error if a state cannot be continued with these elements."""
     if not isinstance(state, ScanState):
         raise TypeError(f"state must be a ScanState, as an earlier scan returned it; got {type(state).__name__}")
     if len(state) != layout.new.num_rows:

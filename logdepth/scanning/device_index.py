@@ -1,4 +1,4 @@
-"""Index arrays as tensors on a device, copied there without waiting for it."""
+"""Copy index arrays to a device asynchronously."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from logdepth.scanning.lengths import Ints
 
 
 def index_on(device: torch.device, index: Ints) -> Tensor:
-    """The index as a tensor that any later computation may use, also one with gradients."""
+    """Return the index as a tensor on the device. It is valid in any later computation, including with gradients."""
     with torch.inference_mode(False):
         tensor = torch.from_numpy(index)
-        # From pinned memory the copy needs no synchronisation with the device.
+        # A copy from pinned memory does not synchronise with the device.
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,4 +1,4 @@
-"""Lists of whole numbers, as callers write them: Python lists, numpy arrays, tensors on any device."""
+"""Conversion of integer arguments: Python lists, NumPy arrays, or tensors on any device."""
 
 import reprlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LengthsLike = Sequence[int] | Tensor | NDArray[np.integer]
 
 
 def integers(name: str, values: LengthsLike) -> Ints:
-    """The numbers as a flat array of their own, or an error that calls them by `name`."""
+    """Return a copy of the integers as a flat array. Errors refer to the argument by `name`."""
     listed = values.tolist() if isinstance(values, Tensor) else values
     try:
         array = np.array(listed)

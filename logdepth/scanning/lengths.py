@@ -1,4 +1,4 @@
-"""How long each row is, kept as one number where all agree: then planning a step costs next to nothing."""
+"""Lengths of rows, stored as one number if all are equal, which makes planning a step of a stream cheap."""
 
 from typing import NamedTuple, Self
 
@@ -10,7 +10,7 @@ Bools = NDArray[np.bool_]
 
 
 class Lengths(NamedTuple):
-    """The lengths of `num_rows` rows: `common` where they are all the same, `each` otherwise. Never changed."""
+    """The immutable lengths of `num_rows` rows: `common` if they are all equal, otherwise `each`."""
 
     num_rows: int
     common: int | None
@@ -18,34 +18,38 @@ class Lengths(NamedTuple):
 
     @classmethod
     def of(cls, each: Ints) -> Self:
+        """Create the lengths from an array with one number per row."""
         if each.size and (each == each[0]).all():
             return cls(each.size, int(each[0]), None)
         return cls(each.size, None, each) if each.size else cls(0, 0, None)
 
     def array(self) -> Ints:
-        """One number a row."""
+        """Return an array with one number per row."""
         return np.full(self.num_rows, self.common) if self.each is None else self.each
 
     @property
     def key(self) -> tuple[int, int] | bytes:
-        """What tells these lengths from others."""
+        """A hashable value that identifies these lengths."""
         return (self.num_rows, self.common) if self.common is not None else self.array().tobytes()
 
     @property
     def total(self) -> int:
+        """The sum of the lengths."""
         return self.num_rows * self.common if self.common is not None else int(self.array().sum())
 
     @property
     def longest(self) -> int:
+        """The maximum length; 0 without rows."""
         return self.common if self.common is not None else int(self.array().max(initial=0))
 
     def plus(self, other: Self) -> Self:
+        """Return the sums of the lengths, row by row."""
         if self.common is not None and other.common is not None:
             return type(self)(self.num_rows, self.common + other.common, None)
         return self.of(self.array() + other.array())
 
     def split(self, depth: int) -> tuple[Self, Self]:
-        """The bits from `depth` up, and those below, each as lengths of their own."""
+        """Split each length into its bits from `depth` upwards, shifted down, and its bits below `depth`."""
         mask = (1 << depth) - 1
         if self.common is not None:
             return (
@@ -55,7 +59,7 @@ class Lengths(NamedTuple):
         return self.of(self.array() >> depth), self.of(self.array() & mask)
 
     def levels_touched(self, total: Self) -> int:
-        """Levels of the tree in which growing to `total` changes something: above them the bits are the same."""
+        """Return the number of tree levels that change when the lengths grow to `total`. All bits above are equal."""
         if self.common is not None and total.common is not None:
             return (self.common ^ total.common).bit_length()
         return int((self.array() ^ total.array()).max()).bit_length()

@@ -1,7 +1,7 @@
-"""The contract with an operator: what `scan` accepts, and what it checks of every answer.
+"""The operator interface: what `scan` accepts, and what it checks in every result.
 
-An operator is any callable (left, right) -> merged on `[rows, width]`, left earlier in time; where it has an attribute
-`width`, that is checked too. This file knows nothing of trees, lengths or states.
+An operator is any callable (left, right) -> merged on `[rows, width]`, with left earlier in time. If it has an integer
+attribute `width`, that is checked too.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ OperatorPair = tuple[Operator, Operator]
 
 
 def operator_pair(operator: Operator | OperatorPair) -> OperatorPair:
-    """`(up, down)`: the operator of block merges and carries, and that of folds onto a prefix."""
+    """Return `(up, down)`: the operator that merges blocks, and the operator that folds a block onto a prefix."""
     if isinstance(operator, tuple | list | nn.ModuleList):
         if len(operator) == 2 and all(callable(one) for one in operator):
             return operator[0], operator[1]
@@ -33,7 +33,7 @@ def operator_pair(operator: Operator | OperatorPair) -> OperatorPair:
 
 
 def checked_pair(operator: Operator | OperatorPair, elements: Tensor, checkpoint: bool) -> OperatorPair:
-    """The pair with every answer checked, and recomputed in the backward pass where `checkpoint` is set."""
+    """Wrap the operators so that results are checked; with `checkpoint`, the backward pass also recomputes merges."""
     up, down = operator_pair(operator)
     device = elements.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
@@ -46,14 +46,14 @@ def checked_pair(operator: Operator | OperatorPair, elements: Tensor, checkpoint
 
 
 def check_width(operator: object, elements: Tensor) -> None:
-    """Refuse an operator that says it has another width."""
+    """Raise a ValueError if the operator declares another width than that of the elements."""
     width = getattr(operator, "width", None)
     if isinstance(width, int) and width != elements.shape[-1]:
         raise ValueError(f"operator has width {width}, but elements have width {elements.shape[-1]}")
 
 
 def _check(operator: Operator, left: Rows, right: Rows) -> Rows:
-    """The operator's answer, or an error that says what is wrong with it."""
+    """Call the operator and check its result."""
     merged = operator(left, right)
     _check_place(merged, left)
     if merged.dtype != left.dtype:
@@ -65,7 +65,7 @@ def _check(operator: Operator, left: Rows, right: Rows) -> Rows:
 
 
 def _check_under_autocast(operator: Operator, left: Rows, right: Rows) -> Rows:
-    """The same, where the operator may answer in autocast's dtype: the answer is cast back."""
+    """Call the operator, check its result, and cast a result in autocast's dtype back to the operands' dtype."""
     merged = operator(left, right)
     _check_place(merged, left)
     if merged.dtype != left.dtype and not (merged.is_floating_point() and left.is_floating_point()):

@@ -1,20 +1,21 @@
-"""Index plans: which row meets which at each level of the tree, decided from lengths alone (numpy, no tensors).
+"""Index plans: which rows an operator call reads at each level of the tree. They depend only on lengths (pure NumPy).
 
-The tree of every document is laid out level by level, all documents of a level in one matrix, so that a level is
-one operator call whatever the number of documents. A plan says which rows those calls read. `sweep.py` obeys it.
+The nodes of one level, for all documents, form one matrix, so that each level needs one operator call regardless of
+the number of documents. A plan lists the rows that these calls read, and `sweep.py` executes it.
 
-Words, for one document with `old` elements already absorbed and `new` ones to come, at level l (nodes of 2^l):
-- node j covers positions j·2^l … (j+1)·2^l - 1. The *fresh* nodes are those that hold a new element and are
-  complete: old >> l ≤ j < (old + new) >> l. Bit l of `old` set means that the state stores node (old >> l) - 1.
-- a fresh node's *before* is the state of everything ahead of it, the prefix of length j·2^l. Node 0 has none: it is
-  a *head*, and stands as its own prefix.
-- a *lone* node is the last, even one, whose right sibling is not complete yet: a block of the state to come.
-- the document's *edge* is the prefix of all its complete nodes, of length ((old + new) >> l)·2^l.
+Terms, for a document with `old` absorbed and `new` additional elements, at level l, whose nodes cover 2^l elements:
+- Node j covers positions j·2^l … (j+1)·2^l - 1. A *fresh* node is complete and contains a new element:
+  old >> l ≤ j < (old + new) >> l. If bit l of `old` is set, the state stores node (old >> l) - 1.
+- The *before* of a fresh node is the prefix of length j·2^l, which ends where the node begins. Node 0 has none. It is
+  a *head*, and is its own prefix.
+- A *lone* node is the last node if its number is even, so that its right sibling is incomplete. It becomes a block of
+  the new state.
+- The *edge* of a document is the prefix of all its complete nodes, of length ((old + new) >> l)·2^l.
 
-The order of fresh nodes in a level's matrix makes nearly every read a contiguous slice (no copy) when all documents
-have one length and start empty: lone heads | left children in their parents' order | other lone nodes | right
-children in their parents' order. Heads stay in front at every level, so both the operands of the up-sweep and those
-of the down-sweep are runs of consecutive rows. Other batches read some rows through an index.
+The fresh nodes of a level are ordered as follows: lone heads | left children in their parents' order | other lone nodes
+| right children in their parents' order. Heads come first at every level, so the operands of both sweeps are runs of
+consecutive rows. If all documents have the same length and start empty, nearly every read is therefore a contiguous
+slice, without a copy. Other batches read some rows through an index.
 """
 
 from collections.abc import Callable
@@ -27,15 +28,15 @@ import numpy as np
 from logdepth.scanning.lengths import Bools, Ints
 
 Index = Any
-"""An index array in whatever form the plan's user reads rows with (numpy here, a tensor on a device in sweep.py)."""
+"""An index array in the form that the plan's user reads rows with: NumPy here, a device tensor in sweep.py."""
 
 MAX_PARTS = 6
-"""Rows in at most this many parts are read part by part; more, through one index over all the matrices."""
+"""Maximum number of parts that are read separately. More parts are read through one index over all matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one matrix: consecutive ones, or through an index."""
+    """Rows of one matrix: a consecutive range, or the rows of an index."""
 
     matrix: int
     start: int
@@ -45,71 +46,75 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RowsToTake:
-    """Which rows to take from several matrices: all of one, or some parts in order, or any through an index."""
+    """The rows to take from several matrices: all rows of one matrix, some parts in order, or the rows of an index."""
 
     count: int
+    """Number of rows."""
     whole: int | None
-    """The matrix of which all rows are taken; None where it is not as simple."""
+    """The matrix whose rows are all taken; None if parts or an index are used."""
     parts: tuple[Part, ...]
-    """What is taken, in order; empty where an index is used."""
+    """The parts to take, in order; empty if an index is used."""
     index: Index | None
-    """Rows of the matrices in `indexed`, laid end to end; None where parts are used."""
+    """Indices into the concatenation of the matrices in `indexed`; None if parts are used."""
     indexed: tuple[int, ...]
     """The matrices that the index reads, in order."""
 
 
-# The matrices that a level reads, as far as a read goes, in this order.
+# The matrices that a level can read, in this order. A read may use a prefix of this list.
 STORED, FRESH, FOLDED, EXTENDED, EDGES = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What to read at one level; in brackets, from which matrices."""
+    """The reads of one level. Brackets list the matrices that they read from."""
 
     up_left: RowsToTake
-    """[stored blocks, fresh] Left operands of the merges that build the next level."""
+    """[stored blocks, fresh] The left operands of the merges that build the next level."""
     up_right: RowsToTake
-    """[fresh] Their right operands."""
+    """[fresh] The right operands of these merges."""
     extended: RowsToTake
     """[befores of the next level, edges of the next level] The prefixes that the even nodes of this level extend."""
     extending: RowsToTake
-    """[fresh] Those even nodes. The folds of the two are `folded`."""
+    """[fresh] These even nodes. Folding them onto `extended` gives `folded`."""
     before: RowsToTake
-    """[stored prefixes, fresh, folded, extended, edges] The before of every fresh node but the heads, in order; at the
-    lowest level, the edges after them."""
+    """[stored prefixes, fresh, folded, extended, edges] The befores of all fresh nodes except the heads, in order,
+    followed by the edges at the lowest level."""
     blocks: RowsToTake
-    """[stored blocks, fresh] The blocks of this level that the new state holds."""
+    """[stored blocks, fresh] The blocks of this level in the new state."""
     ending: RowsToTake
-    """[stored prefixes, fresh, folded] The prefixes that end with them, in the same order."""
+    """[stored prefixes, fresh, folded] The prefixes that end with these blocks, in the same order."""
     keeps_edges: bool
-    """Whether an edge of the next level is one here too: then all of those come first, and `ending` after them."""
+    """Whether any edge of the next level is also an edge of this level. If so, all edges of the next level come first,
+    followed by `ending`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a scan reads, bottom level first. A plan depends on lengths alone."""
+    """All reads of a scan. A plan depends only on lengths."""
 
     levels: tuple[Level, ...]
+    """The levels, from the bottom to the top."""
     lowest: int
-    """The level at which the down-sweep ends: 0, or where only edges are asked for, the one below which they stay."""
+    """The level at which the down-sweep ends: 0, or, if only edges are needed, the level below which they are final."""
     elements: RowsToTake
     """[elements] The fresh nodes of level 0."""
     outputs: RowsToTake
-    """[befores and edges of the lowest level] The answers, by document and then by position."""
+    """[befores and edges of the lowest level] The results, by document and then by position."""
     valid: Index | None
-    """Where the answers go in the matrix of all elements; None where they fill it in order."""
+    """The rows of the matrix of all elements that the results go to; None if they fill it in order."""
     num_elements: int
-    """Rows of that matrix."""
+    """Number of rows of the matrix of all elements."""
     num_stored: int
-    """Blocks of the old state that the levels of this plan may read; it holds higher ones untouched."""
+    """Number of blocks of the old state at the levels of this plan. Blocks of higher levels do not change."""
     by_document: Index | None
-    """The order that brings the blocks of all levels, highest first, into the state's; None where they have it."""
+    """The permutation from the blocks of all levels, highest first, to the order of the state; None if it is the
+    identity."""
     nbytes: int
     """Bytes of the index arrays."""
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What users of the plan worked out from it, to be found again as long as the plan is."""
+    """Objects that users of the plan derived from it, cached as long as the plan exists."""
     derived_nbytes: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Bytes of that."""
+    """Bytes of the derived objects."""
 
 
 def build_plan(
@@ -121,11 +126,16 @@ def build_plan(
     every_prefix: bool,
     as_index: Callable[[Ints], Index],
 ) -> Plan:
-    """The plan for documents that hold `old` elements and receive `new` ones, found at rows `starts` of `num_elements`.
+    """Build the plan for documents that have absorbed `old` elements and receive `new` ones, at least one in total.
 
-    There is at least one new element. `old` counts within the subtree that the new elements touch; `prefixed` says
-    which documents have elements before it. With `every_prefix` unset only the last prefix of each document is planned,
-    and `outputs` are those. `as_index` turns an index array into what the plan's user reads rows with.
+    Args:
+        old: absorbed elements per document, counted within the subtree that the new elements change.
+        new: new elements per document.
+        prefixed: whether each document has elements before that subtree.
+        starts: row of each document's first new element.
+        num_elements: number of rows of the matrix of all elements.
+        every_prefix: plan all prefixes; if False, only the last prefix of each document.
+        as_index: converts an index array to the form that the plan's user reads rows with.
     """
     make = _RowsMaker(as_index)
     total = old + new
@@ -135,7 +145,7 @@ def build_plan(
     stored_starts = _stored_starts(old, depth)
     num_stored = stored_starts[-1]
 
-    # The level above the top one: no nodes, no befores, and an edge for each document that had elements before.
+    # Start above the top level: no nodes, no befores, and an edge for each document with elements before the subtree.
     nodes = _Nodes.none()
     num_before = num_answers = num_held = 0
     edge_row = np.where(prefixed, np.cumsum(prefixed) - 1, -1)
@@ -153,20 +163,20 @@ def build_plan(
         up_left = _at(STORED, stored_row[parents.document])
         up_left[nodes.lefts] = _at(FRESH, left_row)
 
-        # Even nodes that are no heads extend a prefix: left children their parent's before, lone ones their edge.
+        # Even nodes that are not heads extend a prefix: left children their parent's before, lone nodes their edge.
         left_heads = parents.is_head[nodes.lefts]
         lefts = nodes.lefts[~left_heads] if every_prefix else nodes.lefts[:0]
         before_row = np.cumsum(~parents.is_head) - 1
         extended = np.concatenate([_at(0, before_row[lefts]), _at(1, edge_row[nodes.lone])])
         extending = nodes.right_start - len(extended) + np.arange(len(extended))
 
-        # A right child's before is what its left sibling closes: a fold, a stored prefix, or a head as it stands.
+        # A right child's before ends with its left sibling: a fold, a stored prefix, or a head itself.
         closed = _at(STORED, stored_row[parents.document])
         closed[nodes.lefts[left_heads]] = _at(FRESH, left_row[left_heads])
         closed[lefts] = _at(FOLDED, np.arange(len(lefts)))
         before = np.concatenate([_at(EXTENDED, np.arange(len(extended))), closed])
 
-        # What the state keeps of this level: lone nodes, and blocks that it had and that are lone still.
+        # The blocks of this level in the new state: lone nodes, and stored blocks that remain.
         unchanged = np.flatnonzero((end & 1 == 1) & (end == first))
         holders = np.concatenate([nodes.lone_heads, nodes.lone, unchanged])
         head_row = np.arange(len(nodes.lone_heads))
@@ -219,27 +229,30 @@ def build_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The fresh nodes of one level in the order of their matrix: lone heads | lefts | other lone ones | rights."""
+    """The fresh nodes of one level in the order of their matrix: lone heads | lefts | other lone nodes | rights."""
 
     document: Ints
+    """The document of each node."""
     node: Ints
+    """The number of each node within its document."""
     is_head: Bools
-    """Whether each is node 0 of a document that starts here."""
+    """Whether each node is node 0 of a document without earlier elements."""
     lone_heads: Ints
-    """Documents whose only fresh node is a lone head."""
+    """The documents whose only fresh node is a lone head."""
     lefts: Ints
-    """Parents whose left child is fresh, by their row in the next level; every parent's right child is."""
+    """The parents with a fresh left child, by their row in the next level. The right child of every parent is fresh."""
     lone: Ints
-    """Documents with another lone node."""
+    """The documents with a lone node that is not a head."""
 
     @classmethod
     def none(cls) -> "_Nodes":
+        """Create a level without nodes."""
         nothing = np.zeros(0, dtype=np.int64)
         return cls(nothing, nothing, nothing > 0, nothing, nothing, nothing)
 
     @classmethod
     def below(cls, parents: "_Nodes", first: Ints, end: Ints, prefixed: Bools) -> "_Nodes":
-        """The level below `parents`, in which documents have the fresh nodes first … end - 1."""
+        """Create the level below `parents`, in which each document has the fresh nodes first … end - 1."""
         is_lone = (end & 1 == 1) & (end > first)
         is_lone_head = is_lone & (end == 1) & ~prefixed
         lone_heads, lone = np.flatnonzero(is_lone_head), np.flatnonzero(is_lone & ~is_lone_head)
@@ -261,15 +274,15 @@ class _Nodes:
 
 
 def _stored_starts(old: Ints, depth: int) -> list[int]:
-    """Row of the first stored block of each level 0 … depth - 1 in the table, and last the number of them all."""
+    """Return the table row of the first stored block of each level 0 … depth - 1, followed by the number of blocks."""
     counts = [int((old >> level & 1).sum()) for level in range(depth)]
     return [sum(counts[level + 1 :]) for level in range(depth)] + [sum(counts)]
 
 
 def _output_rows(old: Ints, new: Ints, nodes: _Nodes, last_row: Ints) -> Ints:
-    """For each new element of each document in turn, the row that holds the prefix ending with it.
+    """Return, for each new element of each document in order, the row of the prefix that ends with it.
 
-    That is the before of the element that follows; for a document's last one it is the edge, at `last_row`.
+    This prefix is the before of the following element. For a document's last element it is the edge, at `last_row`.
     """
     starts = np.cumsum(new) - new
     source = np.empty(int(new.sum()), dtype=np.int64)
@@ -281,7 +294,7 @@ def _output_rows(old: Ints, new: Ints, nodes: _Nodes, last_row: Ints) -> Ints:
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """start, start + 1, … of each range, one after the other."""
+    """Return the concatenation of the ranges start, …, start + count - 1."""
     return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
@@ -289,29 +302,29 @@ _MATRIX_BITS = 40
 
 
 def _at(matrix: int, rows: Ints) -> Ints:
-    """Rows of a matrix, told from those of the others by their high bits. Neighbours stay neighbours."""
+    """Encode rows of a matrix, with the matrix in the high bits. Consecutive rows have consecutive codes."""
     return rows + (matrix << _MATRIX_BITS)
 
 
 def _cuts(values: Ints, step: int) -> list[int]:
-    """Where runs of values that grow by `step` start, and where the last one ends."""
+    """Return the starts of runs of values that increase by `step`, followed by the end of the last run."""
     return [0, *(np.flatnonzero(np.diff(values) != step) + 1).tolist(), len(values)]
 
 
 class _RowsMaker:
-    """Turns rows written by `_at` into `RowsToTake`, and counts the bytes that their indices take."""
+    """Converts rows encoded by `_at` to `RowsToTake`, and counts the bytes of their indices."""
 
     def __init__(self, as_index: Callable[[Ints], Index]) -> None:
         self.as_index = as_index
         self.nbytes = 0
 
     def __call__(self, rows: Ints, *sizes: int) -> RowsToTake:
-        """`sizes` are the numbers of rows of the matrices."""
+        """Convert encoded rows. `sizes` are the numbers of rows of the matrices."""
         if not len(rows):
-            # An empty matrix at hand saves cutting one.
+            # Taking all rows of an empty matrix avoids a slice.
             return RowsToTake(0, sizes.index(0) if 0 in sizes else None, (), None, ())
         matrix, row = rows >> _MATRIX_BITS, rows & ((1 << _MATRIX_BITS) - 1)
-        for cuts in (_cuts(rows, 1), _cuts(matrix, 0)):  # a part a run, or else a part a matrix
+        for cuts in (_cuts(rows, 1), _cuts(matrix, 0)):  # one part per run, or else one part per matrix
             if len(cuts) <= MAX_PARTS + 1:
                 parts = tuple(self._part(int(matrix[start]), row[start:stop]) for start, stop in pairwise(cuts))
                 only = parts[0] if len(parts) == 1 and parts[0].index is None else None
@@ -329,5 +342,6 @@ class _RowsMaker:
         return Part(matrix, 0, len(row), self.index(row))
 
     def index(self, rows: Ints) -> Index:
+        """Convert an index array with `as_index`, and count its bytes."""
         self.nbytes += rows.nbytes
         return self.as_index(rows)

@@ -1,4 +1,4 @@
-"""Plans kept for reuse: a training loop builds the plan of each shape once. Bounded by the bytes of their indices."""
+"""A cache of plans, so that a training loop builds the plan of each shape once. Its size in bytes is bounded."""
 
 from collections import OrderedDict
 from functools import partial
@@ -14,11 +14,11 @@ from logdepth.scanning.plan import Plan, build_plan
 
 MAX_CACHE_BYTES = 128 * 2**20
 PLAN_OVERHEAD_BYTES = 16 * 2**10
-"""What a plan counts for beside its indices, so that many small plans are bounded too."""
+"""Bytes counted per plan in addition to its indices, so that the number of small plans is bounded too."""
 
 
 class PlanCache:
-    """The most recently used plans, up to a number of bytes; the newest is kept whatever its size."""
+    """A least-recently-used cache of plans with a maximum size in bytes. The newest plan is kept regardless of size."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -30,10 +30,10 @@ class PlanCache:
     def plan(
         self, below: Lengths, above: Lengths, layout: Layout, device: torch.device, every_prefix: bool = True
     ) -> Plan:
-        """The plan for rows that get the elements of `layout`, with its indices on `device`.
+        """Return the plan for rows that receive the elements of `layout`, with its indices on `device`.
 
-        `below` and `above` are the lengths so far within and above the levels that the new elements touch. Of what is
-        above, only whether there is anything matters: so every step of a stream finds one of a few plans.
+        `below` and `above` are the old lengths within and above the levels that the new elements change. A plan depends
+        only on whether `above` is zero, so that the steps of a stream share a few plans.
         """
         prefixed = above.common > 0 if above.common is not None else (above.array() > 0).tobytes()
         key = (below.key, prefixed, layout.new.key, layout.row_stride, device, every_prefix)
@@ -44,7 +44,9 @@ class PlanCache:
                 keep(plan)
                 return plan
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("cannot plan a scan of new lengths while a CUDA graph is captured: run it once before")
+            raise RuntimeError(
+                "cannot plan a scan of new lengths during CUDA graph capture; run it once before the capture"
+            )
         plan = build_plan(
             old=below.array(),
             new=layout.new.array(),
@@ -56,7 +58,7 @@ class PlanCache:
         )
         with self._lock:
             self.num_built += 1
-            # Under a mode that makes tensors of its own kind (fake ones, say), the indices are of that kind.
+            # Under a mode with its own tensor type, such as FakeTensorMode, the indices are unusable outside the mode.
             if key not in self._plans and type(torch.empty(0)) is torch.Tensor:
                 self._plans[key] = plan
                 self.num_bytes += _bytes_of(plan)
@@ -66,7 +68,7 @@ class PlanCache:
         return plan
 
     def keep_with(self, plan: Plan, name: str, thing: object, *, nbytes: int) -> None:
-        """Keeps what was worked out from a plan for as long as the plan, and counts its bytes."""
+        """Cache an object derived from a plan as long as the plan, and count its bytes."""
         with self._lock:
             plan.derived[name] = thing
             plan.derived_nbytes[name] = nbytes
@@ -74,6 +76,7 @@ class PlanCache:
                 self.num_bytes += nbytes
 
     def clear(self) -> None:
+        """Remove all plans."""
         with self._lock:
             self._plans.clear()
             self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""`scan` and `reduce`: the public functions. They check arguments, find the plan, and run the sweeps."""
+"""The public functions `scan` and `reduce`. They check arguments, look up the plan and run the sweeps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
 
 class ScanResult(NamedTuple):
-    """Every prefix, in the layout of the elements, and the state from which a later scan continues."""
+    """All prefixes, in the layout of the elements, and the state from which a later scan can continue."""
 
     prefixes: Tensor
     state: ScanState
@@ -37,35 +37,40 @@ def scan(
     cu_seqlens: LengthsLike | None = None,
     checkpoint: bool = False,
 ) -> ScanResult:
-    """The state of every prefix of every sequence, in O(log length) operator calls and about 2 · length merges a row.
+    """Compute all prefixes of all sequences.
+
+    A scan needs O(log length) operator calls and about 2 · length merges per sequence.
 
     Args:
-        operator: (left, right) -> merged on `[rows, width]`, left earlier in time; any callable or module, which need
-            not be associative. Or a pair (up, down): `up` merges blocks, `down` folds a block onto a prefix.
-        elements: `[batch, length, width]`, or with `cu_seqlens` packed documents `[total, width]`.
-        state: where earlier scans of the same rows ended; None means that they start here.
-        lengths: how many of each row's new elements are valid, in a batch padded on the right. What lies beyond never
-            reaches the operator; its prefixes are zeros.
-        cu_seqlens: where each packed document starts, and last the total: `[0, n_0, n_0 + n_1, …]`. With `state`,
-            one state row a document.
-        checkpoint: recompute merges in the backward pass instead of storing what they need: less memory, more time.
+        operator: a callable or module (left, right) -> merged on `[rows, width]`, with left earlier in time. It need
+            not be associative. A pair (up, down) is also accepted: `up` merges blocks, and `down` folds a block onto a
+            prefix.
+        elements: a batch `[batch, length, width]`, or packed documents `[total, width]` with `cu_seqlens`.
+        state: the state that an earlier scan of the same sequences returned; by default, sequences start empty.
+        lengths: number of valid new elements per row, for a batch that is padded on the right. The operator never
+            receives padding, and its prefixes are zeros.
+        cu_seqlens: cumulative lengths of packed documents, `[0, n_0, n_0 + n_1, …, total]`. A `state` has one row per
+            document.
+        checkpoint: recompute merges in the backward pass instead of storing their intermediate results, which saves
+            memory and takes more time.
 
     Returns:
-        `prefixes`, shaped as `elements`: position i holds the state of everything up to and including element i, the
-        state from which to predict element i + 1; and the `state` at the end of each row.
+        `prefixes`, in the shape of `elements`: position i contains the state of elements 0 … i, from which to predict
+        element i + 1. And `state`, the state at the end of each sequence.
 
-    Lengths decide the shape of the computation, so they must be known on the host: `lengths` or `cu_seqlens` on a GPU
-    are copied back first. Without them, and from a state whose rows stand at one length, nothing synchronises.
+    The computation depends on the lengths, so they must be known on the host. `lengths` or `cu_seqlens` on a GPU are
+    copied to the host first. Without them, and if all rows of `state` have the same length, `scan` does not synchronise
+    with the GPU.
     """
     layout = layout_of(elements, lengths, cu_seqlens)
     if state is not None:
         check_state(state, elements, layout)
-    swept_by = _sweep_of(operator, elements, checkpoint)
+    run_sweeps = _bound_sweep(operator, elements, checkpoint)
     old = state.row_lengths if state is not None else Lengths(layout.new.num_rows, 0, None)
     flat = elements.reshape(layout.num_elements, elements.shape[-1])
     nothing = flat.narrow(0, 0, 0)
     if not layout.new.total:
-        zeros = torch.cat([nothing, flat.new_zeros(flat.shape)])  # in the graph, as other prefixes are
+        zeros = torch.cat([nothing, flat.new_zeros(flat.shape)])  # part of the autograd graph, like other prefixes
         return ScanResult(zeros.view(elements.shape), _empty_state(old, elements) if state is None else state)
 
     total = old.plus(layout.new)
@@ -73,16 +78,16 @@ def scan(
     plan = PLANS.plan(below, above, layout, elements.device)
     if state is None:
         kept = kept_prefixes = nothing
-        swept = swept_by(plan, flat, nothing, nothing, nothing)
+        swept = run_sweeps(plan, flat, nothing, nothing, nothing)
     else:
-        # Levels that the new elements do not touch come first in the tables, and stay as they are.
-        kept, stored = _cut(state.blocks, plan.num_stored, nothing)
-        kept_prefixes, stored_prefixes = _cut(state.prefixes, plan.num_stored, nothing)
+        # Levels that the new elements do not change come first in the tables and are kept.
+        kept, stored = _split_table(state.blocks, plan.num_stored, nothing)
+        kept_prefixes, stored_prefixes = _split_table(state.prefixes, plan.num_stored, nothing)
         edges = last_prefixes(kept_prefixes, above)
-        swept = swept_by(plan, flat, stored, stored_prefixes, edges)
-    blocks = _table(kept, swept.blocks, plan.by_document)
-    prefixes = _table(kept_prefixes, swept.prefixes, plan.by_document)
-    return ScanResult(_answers(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
+        swept = run_sweeps(plan, flat, stored, stored_prefixes, edges)
+    blocks = _joined_table(kept, swept.blocks, plan.by_document)
+    prefixes = _joined_table(kept_prefixes, swept.prefixes, plan.by_document)
+    return ScanResult(_with_padding(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
 
 
 @outside_compiled_graphs
@@ -93,29 +98,31 @@ def reduce(
     lengths: LengthsLike | None = None,
     cu_seqlens: LengthsLike | None = None,
 ) -> Roots:
-    """The last prefix of every sequence, `[batch, width]`: the up-sweep and one fold, fewer than `length` merges a row.
+    """Compute the last prefix of each sequence, `[batch, width]`.
 
-    It equals `scan(...).prefixes` at each row's last valid position, at about half the cost.
+    The result equals `scan(...).prefixes` at the last valid position of each sequence. It needs fewer than `length`
+    merges per sequence, about half of a scan's. The arguments are those of `scan`; every sequence must have at least
+    one element.
     """
     layout = layout_of(elements, lengths, cu_seqlens)
     empty = np.flatnonzero(layout.new.array() == 0)
     if empty.size:
         what = "document" if layout.row_stride is None else "row"
         raise ValueError(f"cannot reduce {what} {empty[0]}: it has no elements, and there is no identity to return")
-    swept_by = _sweep_of(operator, elements, checkpoint=False)
+    run_sweeps = _bound_sweep(operator, elements, checkpoint=False)
     flat = elements.reshape(layout.num_elements, elements.shape[-1])
     nothing = flat.narrow(0, 0, 0)
     if not layout.new.num_rows:
         return nothing
     none = Lengths(layout.new.num_rows, 0, None)
     plan = PLANS.plan(none, none, layout, elements.device, every_prefix=False)
-    return _answers(swept_by(plan, flat, nothing, nothing, nothing).outputs, plan)
+    return _with_padding(run_sweeps(plan, flat, nothing, nothing, nothing).outputs, plan)
 
 
-def _sweep_of(
+def _bound_sweep(
     operator: Operator | OperatorPair, elements: Tensor, checkpoint: bool
 ) -> Callable[[Plan, Rows, Blocks, Blocks, Blocks], Swept]:
-    """How this operator sweeps a plan over elements, stored blocks, stored prefixes and edges."""
+    """Return the function that runs a plan with this operator on elements, stored blocks, stored prefixes and edges."""
     up, down = operator_pair(operator)
     own = up.sweep_with(down, elements) if isinstance(up, SelfSweepingOperator) else None
     if own is None:
@@ -128,24 +135,26 @@ def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:
     return ScanState.empty(lengths.num_rows, elements.shape[-1], dtype=elements.dtype, device=elements.device)
 
 
-def _cut(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
-    """The table's first rows, and its last `num_last`."""
+def _split_table(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
+    """Split off the last `num_last` rows of a table."""
     if not num_last:
         return table, nothing
     num_first = table.shape[0] - num_last
     return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
 
 
-def _table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
-    """The new state's table. Concatenation copies, also where there is one part: the state owns its storage."""
+def _joined_table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
+    """Concatenate the parts of a new state's table. This always copies, so that the state owns its storage."""
     if order is not None:
         parts = [torch.cat(parts).index_select(0, order)]
     return torch.cat([kept, *parts])
 
 
-def _answers(outputs: Rows, plan: Plan) -> Rows:
-    """The answers where the elements were, with zeros where there is padding. They share no memory with elements,
-    but for those that were written where their operator has room for it."""
+def _with_padding(outputs: Rows, plan: Plan) -> Rows:
+    """Return the prefixes at the positions of their elements, with zeros as padding.
+
+    They share no memory with the elements, except if the operator wrote the elements into its own workspace.
+    """
     if plan.valid is not None:
         padded = outputs.new_zeros(plan.num_elements, outputs.shape[-1])
         return padded.index_copy(0, plan.valid, outputs)

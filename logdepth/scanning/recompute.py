@@ -1,8 +1,8 @@
-"""Merges that store their operands alone and run again in the backward pass, a bounded number of rows at a time.
+"""Merges that store only their operands and are recomputed in the backward pass, a bounded number of rows at a time.
 
-A module's merges are recomputed here, without a graph in the forward pass, from the weights that the forward pass saw.
-Of any other callable we cannot know which tensors it reads, so it goes through torch.utils.checkpoint, which finds out
-as it runs and takes more memory for it.
+The merges of a module run without an autograd graph in the forward pass. The backward pass recomputes them with the
+weights of the forward pass. For other callables the tensors that they read are unknown, so they use
+torch.utils.checkpoint, which needs more memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,27 +19,29 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from logdepth.shapes import Rows
 
 CHUNK_ROWS = 2048
-"""Rows that are recomputed at a time: what bounds the working memory of the backward pass."""
+"""Maximum number of rows recomputed at a time, which bounds the working memory of the backward pass."""
 
 Check = Callable[[Callable[[Rows, Rows], Rows], Rows, Rows], Rows]
-"""Calls an operator on two operands and checks its answer."""
+"""Calls an operator on two operands and checks its result."""
 
 
 def merge_and_recompute(check: Check, operator: Any, left: Rows, right: Rows) -> Rows:
-    """`check(operator, left, right)`, with what its backward pass needs computed again then."""
+    """Return `check(operator, left, right)`. Its backward pass recomputes the intermediate results."""
     if torch._C._are_functorch_transforms_active():
-        raise RuntimeError("checkpoint=True is for plain backward passes: leave it out under torch.func transforms")
+        raise RuntimeError("checkpoint=True does not support torch.func transforms; remove it")
     if isinstance(operator, nn.Module):
         if parametrize._cache_enabled:
             raise RuntimeError(
-                "checkpoint=True does not work inside parametrize.cached(): weight gradients would be lost"
+                "checkpoint=True does not work inside parametrize.cached(), where weight gradients would be lost; "
+                "remove one of them"
             )
-        with _lending:  # another thread's backward pass may have lent this module other weights
+        with _weights_lock:  # the backward pass of another thread may have replaced this module's weights
             slots, weights = _slots(operator)
             if any(one.requires_grad for one in (left, right, *weights)):
                 arguments = (check, operator, slots, left, right, *weights)
                 return _RecomputedMerge.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
-        # Nothing known to learn, so nothing is stored; an operator that learns in secret is found at the next level.
+        # No known tensor requires gradients, so nothing is stored. If the operator reads an unregistered tensor that
+        # requires gradients, its result does too, and the next level detects it.
         return check(operator, left, right)
     chunks = [
         library_checkpoint(check, operator, some_left, some_right, use_reentrant=False)
@@ -49,6 +51,8 @@ def merge_and_recompute(check: Check, operator: Any, left: Rows, right: Rows) ->
 
 
 class _RecomputedMerge(torch.autograd.Function):
+    """A merge by a module that saves its operands and weights, and is recomputed in the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -78,9 +82,15 @@ class _RecomputedMerge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("checkpoint=True does not support create_graph=True: second derivatives would be lost")
+            raise RuntimeError(
+                "checkpoint=True does not support create_graph=True, which would lose second derivatives; "
+                "remove one of them"
+            )
         if [module.training for module in ctx.operator.modules()] != ctx.modes:
-            raise RuntimeError("checkpoint=True: the operator went between train() and eval() since the forward pass")
+            raise RuntimeError(
+                "checkpoint=True: the operator was switched between train() and eval() after the forward pass; "
+                "keep its mode until the backward pass"
+            )
         left, right, *saved = ctx.saved_tensors
         left_grad, right_grad = torch.zeros_like(left), torch.zeros_like(right)
         weight_grads: list[Tensor | None] = [None] * len(saved)
@@ -91,7 +101,7 @@ class _RecomputedMerge(torch.autograd.Function):
             for one, learns in zip(saved, ctx.learns, strict=True)
         ]
         cpu_state, (devices, device_states) = ctx.random_states
-        with torch.random.fork_rng(devices), torch.autocast(**ctx.autocast), _lent(ctx.slots, weights):
+        with torch.random.fork_rng(devices), torch.autocast(**ctx.autocast), _replaced_weights(ctx.slots, weights):
             torch.set_rng_state(cpu_state)
             set_device_states(devices, device_states)
             for rows in _chunks(left):
@@ -113,12 +123,12 @@ class _RecomputedMerge(torch.autograd.Function):
 
 
 _Slot = tuple[nn.Module, str, str, int]
-"""Where a module keeps a weight or buffer, and which one it is: tied ones have several places."""
-_lending = RLock()
+"""Module, dictionary and name of a weight or buffer, and the number of its tensor. Tied weights have several slots."""
+_weights_lock = RLock()
 
 
 def _slots(operator: nn.Module) -> tuple[list[_Slot], list[Tensor]]:
-    """Every place of a weight or buffer, and what lies there now; buffers that learn nothing as copies."""
+    """Return the slots of all weights and buffers, and their tensors. Buffers without gradients are copied."""
     numbers: dict[int, int] = {}
     slots: list[_Slot] = []
     found: list[Tensor] = []
@@ -136,9 +146,9 @@ def _slots(operator: nn.Module) -> tuple[list[_Slot], list[Tensor]]:
 
 
 @contextmanager
-def _lent(slots: list[_Slot], weights: list[Tensor]) -> Iterator[None]:
-    """Modules with other weights for a while. torch.func.functional_call would lose those of a module used twice."""
-    with _lending:
+def _replaced_weights(slots: list[_Slot], weights: list[Tensor]) -> Iterator[None]:
+    """Replace weights during the block. torch.func.functional_call would miss weights of a module used twice."""
+    with _weights_lock:
         own = [getattr(module, kind)[name] for module, kind, name, _ in slots]
         try:
             for module, kind, name, number in slots:
@@ -158,7 +168,7 @@ def _chunks(rows: Rows) -> list[slice]:
 
 
 def _check_reads_only(merged: Tensor, inputs: tuple[Tensor, ...]) -> None:
-    """Refuse an operator whose result depends on a tensor that its gradient would silently miss."""
+    """Raise an error if the result depends on a tensor that would silently receive no gradient."""
     known = {id(one) for one in inputs}
     nodes, seen = [merged.grad_fn], set()
     while nodes:
@@ -169,9 +179,9 @@ def _check_reads_only(merged: Tensor, inputs: tuple[Tensor, ...]) -> None:
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
             raise RuntimeError(
-                "with checkpoint=True an operator module must have every tensor that it learns among its parameters; "
-                f"this one also reads a tensor of shape {tuple(leaf.shape)} that requires gradients. "
-                "Register it as a parameter and read it by its name there, or wrap the operator in a plain function; "
-                "and leave the operator as it is between the forward and the backward pass"
+                "with checkpoint=True, all tensors that an operator module learns must be its parameters; "
+                f"this operator also reads a tensor of shape {tuple(leaf.shape)} that requires gradients. "
+                "Register the tensor as a parameter and read it as an attribute, or wrap the operator in a plain "
+                "function. Do not change the operator between the forward and the backward pass"
             )
         nodes.extend(next_node for next_node, _ in node.next_functions)

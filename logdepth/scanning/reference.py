@@ -1,13 +1,13 @@
-"""The definition of the scan, slow and obvious: the truth that everything fast is tested against.
+"""The definition of the scan, in slow and simple code against which all fast code is tested.
 
-It knows one sequence, one operator row at a time, no batching, no state. Paper: the up-sweep and down-sweep of
-"Log-Depth Recurrent Language Modeling", restated here without sweeps:
+It processes one sequence at a time and merges one pair of rows per operator call, without batching and without a state.
+It restates the up-sweep and down-sweep of "Log-Depth Recurrent Language Modeling" without sweeps:
 
     block(l, j)  = e_j                                        if l = 0
                    block(l-1, 2j) ⊙up block(l-1, 2j+1)        otherwise; it covers elements j·2^l … (j+1)·2^l - 1
     prefix(n)    = the left fold, with ⊙down, of the blocks in n's binary decomposition, largest first
 
-So prefix(13) = (block(3, 0) ⊙ block(2, 2)) ⊙ block(0, 12). It depends on the first n elements alone.
+For example, prefix(13) = (block(3, 0) ⊙ block(2, 2)) ⊙ block(0, 12). prefix(n) depends only on the first n elements.
 """
 
 import torch
@@ -17,13 +17,13 @@ from logdepth.shapes import Batch, Rows
 
 
 def scan(operator: Operator | OperatorPair, elements: Batch) -> Batch:
-    """Every prefix of every sequence of the batch: `out[b, i]` is the state of elements 0 … i of row b."""
+    """Return all prefixes of all sequences of a batch: `out[b, i]` is the state of elements 0 … i of sequence b."""
     rows = [torch.stack(sequence_prefixes(operator, row)) if len(row) else row for row in elements]
     return torch.stack(rows) if rows else elements
 
 
 def sequence_prefixes(operator: Operator | OperatorPair, elements: Rows) -> list[torch.Tensor]:
-    """The states of the prefixes of lengths 1 … n of one sequence `[n, width]`, each of shape `[width]`."""
+    """Return the prefixes of lengths 1 … n of one sequence `[n, width]`, each of shape `[width]`."""
     up, down = operator_pair(operator)
     built: dict[tuple[int, int], torch.Tensor] = {}
 

@@ -1,7 +1,7 @@
-"""What a scan leaves behind so that a later one can go on: O(log n) blocks and folded prefixes a row.
+"""The state from which a later scan continues: O(log n) blocks and prefixes per row.
 
-For a row of length n the state holds one block for each set bit of n (the complete subtree of that size) and beside
-it the prefix that ends with that block. It knows nothing of operators or plans; it is a table and its bookkeeping.
+For a row of length n the state contains one block for each set bit of n, which is a complete subtree of that size, and
+the prefix that ends with that block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ STATE_VERSION = 1
 
 
 class ScanState:
-    """The state of a batch of scans, one row each; rows may stand at different lengths. Never changed in place.
+    """The immutable state of a batch of scans, with one row per sequence. Rows may have different lengths.
 
-    The two tables are ordered by level, highest first, and then by row. They own their storage: they are no views of
-    what the scan computed. They stay attached to its graph, so that gradients can flow; `detach()` cuts them off.
+    The two tables are ordered by level, highest first, and then by row. They own their storage and are not views of the
+    scan's results. They remain part of the autograd graph; `detach()` removes them from it.
     """
 
     __slots__ = ("blocks", "prefixes", "row_lengths")
 
     def __init__(self, row_lengths: Lengths, blocks: Blocks, prefixes: Blocks) -> None:
-        """For `scan` and the methods below: users get a state from a scan, `empty` or `from_state_dict`."""
+        """Create a state from its tables. Users get states from `scan`, `empty` and `from_state_dict` instead."""
         self.row_lengths = row_lengths
         self.blocks = blocks
         self.prefixes = prefixes
@@ -38,7 +38,7 @@ class ScanState:
     def empty(
         cls, batch: int, width: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Self:
-        """The state of `batch` rows that have seen nothing yet."""
+        """Create the state of `batch` rows without elements."""
         if batch < 0 or width < 0:
             raise ValueError(f"batch and width must not be negative; got {batch} and {width}")
         nothing = torch.empty(0, width, dtype=dtype, device=device)
@@ -46,24 +46,27 @@ class ScanState:
 
     @property
     def lengths(self) -> Tensor:
-        """Elements absorbed so far by each row: int64, on the CPU."""
+        """Number of elements that each row has absorbed: int64, on the CPU."""
         return torch.tensor(self.row_lengths.array(), device="cpu")
 
     @property
     def width(self) -> int:
+        """Width of an element."""
         return self.blocks.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of the tables."""
         return self.blocks.dtype
 
     @property
     def device(self) -> torch.device:
+        """Device of the tables."""
         return self.blocks.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage that the state keeps alive on its device."""
+        """Bytes of storage that the state occupies on its device."""
         return self.blocks.untyped_storage().nbytes() + self.prefixes.untyped_storage().nbytes()
 
     def __len__(self) -> int:
@@ -75,26 +78,26 @@ class ScanState:
         return f"ScanState(lengths={shown}, width={self.width}, dtype={self.dtype}, device='{self.device}')"
 
     def detach(self) -> Self:
-        """The same state, cut from the graph: what truncated back-propagation through time passes on."""
+        """Return the state detached from the autograd graph, for truncated back-propagation through time."""
         return type(self)(self.row_lengths, self.blocks.detach(), self.prefixes.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The state on another device or in another dtype; arguments as for `torch.Tensor.to`."""
+        """Return the state on another device or in another dtype. The arguments are those of `torch.Tensor.to`."""
         return type(self)(self.row_lengths, self.blocks.to(*args, **kwargs), self.prefixes.to(*args, **kwargs))
 
     def last_prefixes(self) -> Roots:
-        """The prefix at which each row stands, `[batch, width]`: the state from which to predict its next element."""
+        """Return the last prefix of each row, `[batch, width]`, from which to predict the next element."""
         empty = np.flatnonzero(self.row_lengths.array() == 0)
         if empty.size:
-            raise ValueError(f"row {empty[0]} of the state is empty: it has no prefix yet")
+            raise ValueError(f"row {empty[0]} of the state is empty and has no prefix; scan at least one element first")
         return last_prefixes(self.prefixes, self.row_lengths).clone()
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
-        """The state of the given rows, in the given order; a row may come twice (beams) or not at all."""
+        """Return the state of the given rows, in the given order. Rows may be repeated (beam search) or omitted."""
         chosen = integers("rows", rows)
         outside = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if outside.size:
-            raise IndexError(f"row {outside[0]} is not in this state of {len(self)} rows")
+            raise IndexError(f"row {outside[0]} is out of range for a state of {len(self)} rows")
         lengths = self.row_lengths.array()
         held, table = table_rows(lengths, self.row_lengths.longest.bit_length())
         index = index_on(self.device, table[:, chosen][held[:, chosen]])
@@ -104,7 +107,7 @@ class ScanState:
 
     @classmethod
     def concatenate(cls, states: Sequence[Self]) -> Self:
-        """One state with the rows of all `states`, in order."""
+        """Return one state with the rows of all `states`, in order."""
         if not states:
             raise ValueError("concatenate needs at least one state")
         first = states[0]
@@ -112,7 +115,7 @@ class ScanState:
             if not isinstance(state, ScanState):
                 raise TypeError(f"concatenate takes states; got {type(state).__name__}")
             if (state.width, state.dtype, state.device) != (first.width, first.dtype, first.device):
-                raise ValueError(f"states do not fit together: {first} and {state}")
+                raise ValueError(f"states must have the same width, dtype and device; got {first} and {state}")
         lengths = [state.row_lengths.array() for state in states]
         depth = max(state.row_lengths.longest for state in states).bit_length()
         starts = np.cumsum([len(state.blocks) for state in states]) - [len(state.blocks) for state in states]
@@ -127,7 +130,7 @@ class ScanState:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state as named tensors, for `torch.save` or safetensors."""
+        """Return the state as named tensors, for `torch.save` or safetensors."""
         return {
             "version": torch.tensor(STATE_VERSION, device="cpu"),
             "lengths": self.lengths,
@@ -137,10 +140,10 @@ class ScanState:
 
     @classmethod
     def from_state_dict(cls, saved: Mapping[str, Tensor], *, width: int | None = None) -> Self:
-        """The state that `state_dict` wrote; with `width`, an error unless it has that width."""
+        """Create a state from the output of `state_dict`. If `width` is given, raise a ValueError for another width."""
         missing = {"version", "lengths", "blocks", "prefixes"} - set(saved)
         if missing:
-            raise ValueError(f"not a saved scan state: {', '.join(sorted(missing))} missing")
+            raise ValueError(f"this is not a saved scan state: {', '.join(sorted(missing))} missing")
         version: object = saved["version"].tolist()
         if version != STATE_VERSION:
             raise ValueError(f"saved scan state has version {version}; this logdepth reads version {STATE_VERSION}")
@@ -158,14 +161,14 @@ class ScanState:
                 f"prefixes {prefixes.dtype} on {prefixes.device}"
             )
         if width is not None and width != blocks.shape[1]:
-            raise ValueError(f"saved scan state has width {blocks.shape[1]}; width {width} was asked for")
+            raise ValueError(f"saved scan state has width {blocks.shape[1]}; expected width {width}")
         return cls(Lengths.of(counts), blocks.clone(), prefixes.clone())
 
 
 def table_rows(lengths: Ints, depth: int) -> tuple[Bools, Ints]:
-    """Where a state keeps the block of each level (highest of `depth` first) and row: held or not, and at which row.
+    """Return whether a state contains a block for each level and row, and its row in the table.
 
-    Both are `[depth, rows]`. The table is ordered by level, highest first, and then by row.
+    Both arrays are `[depth, rows]`, highest level first. The table is ordered by level, highest first, and then by row.
     """
     levels = np.arange(depth)[::-1, None]
     held = lengths >> levels & 1 == 1
@@ -173,7 +176,7 @@ def table_rows(lengths: Ints, depth: int) -> tuple[Bools, Ints]:
 
 
 def last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:
-    """The last prefix of each row that has one, from a table of the given lengths."""
+    """Return the last prefix of each row that has one, from a table for the given lengths."""
     if lengths.common is not None:
         num_last = lengths.num_rows if lengths.common else 0
         return prefixes.narrow(0, prefixes.shape[0] - num_last, num_last)

@@ -1,7 +1,4 @@
-"""The two sweeps over tensors, as a plan says: up to build the blocks, down to fold them into prefixes.
-
-It knows rows and matrices; which document a row belongs to, and why it is read, is the plan's business.
-"""
+"""Execute a plan on tensors: the up-sweep builds the blocks, and the down-sweep folds them into prefixes."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
@@ -15,18 +12,18 @@ from logdepth.shapes import Blocks, Rows
 
 
 class SelfSweepingOperator(ABC):
-    """An operator that may sweep a whole plan by itself, for example by kernels."""
+    """An operator that may run a whole plan itself, for example by kernels, instead of merging pairs of rows."""
 
     @abstractmethod
     def sweep_with(self, down: Operator, elements: Rows) -> "SweepFunction | None":
-        """A function that computes what `sweep` does, with this operator in the up-sweep and `down` in the down-sweep.
+        """Return a function that does what `sweep` does with this operator for the up-sweep and `down` for the other.
 
-        None where elements like these are to be swept by the plain `sweep`.
+        None if the plain `sweep` is to run for elements like these.
         """
 
 
 class SweepFunction(Protocol):
-    """Computes what `sweep` does; with `checkpoint`, in as little memory as possible."""
+    """Does what `sweep` does; with `checkpoint`, in as little memory as possible."""
 
     def __call__(
         self, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks, *, checkpoint: bool
@@ -34,7 +31,7 @@ class SweepFunction(Protocol):
 
 
 class Swept(NamedTuple):
-    """What the sweeps bring back: the planned outputs, and the new state's blocks and prefixes in parts."""
+    """The results of the sweeps: the planned outputs, and the new state's blocks and prefixes in parts."""
 
     outputs: Rows
     blocks: list[Blocks]
@@ -44,7 +41,13 @@ class Swept(NamedTuple):
 def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, prefixes: Blocks, edges: Blocks) -> Swept:
     """Run `plan`.
 
-    `blocks` and `prefixes` are what the old state stores for the plan's levels, `edges` the prefixes above them.
+    Args:
+        operator: the operators of the up-sweep and the down-sweep.
+        plan: the plan.
+        elements: the matrix of all elements.
+        blocks: blocks of the old state at the plan's levels.
+        prefixes: prefixes of the old state at the plan's levels.
+        edges: prefixes that end where the plan's subtrees begin, one for each document that has such a prefix.
     """
     up, down = operator
     fresh = take(plan.elements, elements)
@@ -70,14 +73,14 @@ def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, pr
 
 
 def take(rows: RowsToTake, *matrices: Tensor) -> Tensor:
-    """The rows that `rows` names in `matrices`; consecutive ones come back as a view."""
+    """Return the given rows of `matrices`. Consecutive rows are returned as a view."""
     if rows.whole is not None:
         return matrices[rows.whole]
     return join(take_parts(rows, *matrices)) if rows.count else matrices[0].narrow(0, 0, 0)
 
 
 def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
-    """The same, in parts that would have to be copied to be joined."""
+    """Return the given rows of `matrices` as a list of parts, without the copy that joining them would need."""
     if rows.whole is not None:
         return [matrices[rows.whole]] if rows.count else []
     if rows.index is not None:
@@ -91,4 +94,5 @@ def take_parts(rows: RowsToTake, *matrices: Tensor) -> list[Tensor]:
 
 
 def join(parts: list[Tensor]) -> Tensor:
+    """Concatenate parts. A single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

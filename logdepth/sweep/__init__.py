@@ -1,4 +1,4 @@
-"""Sweeps: a recipe's hyperparameters searched with Optuna, by one worker or by many."""
+"""Hyperparameter sweeps with Optuna, run by one worker or by several in parallel."""
 
 from logdepth.sweep.space import Choices, Range, Space, changes, default_specs, parse_space
 from logdepth.sweep.storage import without_password

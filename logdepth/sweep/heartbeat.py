@@ -1,7 +1,8 @@
-"""Who is alive: workers sign in, and every running trial has a pulse. It knows nothing of what a trial does.
+"""Liveness of workers: each worker registers itself, and each running trial has a heartbeat.
 
-On one machine the kernel tells at once: a worker holds a lock on a file as long as it lives. From another machine only
-the pulse is seen, a number that grows; one that stands still for a grace period, by the watcher's own clock, is over.
+On the same machine, a file lock shows at once whether a worker is alive: the worker holds it for its lifetime, and the
+kernel releases it. On other machines only the heartbeat counter is visible. A worker whose counter does not change for
+a grace period, measured with the observer's clock, counts as dead.
 """
 
 import contextlib
@@ -23,22 +24,22 @@ from logdepth.atomic import readable_disk_errors
 
 BEAT_SECONDS = 5.0
 BEAT, WORKER = "beat", "worker"
-"""Attributes of a running trial: its pulse; the machine and the name of its worker."""
+"""User attributes of a running trial: its heartbeat counter, and its worker as [machine, name]."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def this_machine() -> str:
-    """The same for processes under one kernel, which sees the locks of all of them."""
+def machine_id() -> str:
+    """Return an id of this machine. Processes with the same id run under one kernel and see each other's file locks."""
     if BOOT_ID.is_file():
         return BOOT_ID.read_text().strip()
     return f"{platform.node()}-{uuid.getnode():x}"
 
 
 @contextlib.contextmanager
-def signed_in(workers: Path) -> Iterator[str]:
-    """A name for this worker, with a file of that name that is locked while the block runs.
+def registered_worker(workers: Path) -> Iterator[str]:
+    """Register this process as a worker: yield its name and hold a lock on the file of that name during the block.
 
-    After an error the file stays: a trial may still name the worker, and the lock that is gone tells that it ended.
+    After an error the file remains, because a trial may still name the worker; the released lock shows that it ended.
     """
     name = secrets.token_hex(8)
     with readable_disk_errors(workers):
@@ -50,8 +51,8 @@ def signed_in(workers: Path) -> Iterator[str]:
         (workers / name).unlink(missing_ok=True)
 
 
-def lives(workers: Path, name: str) -> bool | None:
-    """Whether a worker of this machine is alive; None where it did not sign in here."""
+def is_alive(workers: Path, name: str) -> bool | None:
+    """Return whether a worker of this machine is alive; None if no worker of that name is registered."""
     try:
         file = (workers / name).open()
     except OSError:
@@ -64,29 +65,30 @@ def lives(workers: Path, name: str) -> bool | None:
     return False
 
 
-def number_alive(workers: Path) -> int:
-    """Workers at work on this machine, this one included."""
-    return sum(lives(workers, file.name) is True for file in workers.iterdir())
+def count_alive(workers: Path) -> int:
+    """Return the number of live workers on this machine, including this one."""
+    return sum(is_alive(workers, file.name) is True for file in workers.iterdir())
 
 
-def forget_the_dead(workers: Path) -> None:
+def prune_dead_workers(workers: Path) -> None:
+    """Remove the files of dead workers."""
     for file in workers.iterdir():
-        if lives(workers, file.name) is False:
+        if is_alive(workers, file.name) is False:
             file.unlink(missing_ok=True)
 
 
-class Vigil:
-    """Watches trials of others."""
+class LivenessMonitor:
+    """Detects running trials whose worker has died."""
 
     def __init__(self, workers: Path, grace: float) -> None:
-        self._workers, self._grace, self._machine = workers, grace, this_machine()
+        self._workers, self._grace, self._machine = workers, grace, machine_id()
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def is_dead(self, trial: FrozenTrial) -> bool:
-        """Whether nobody is behind a running trial any more."""
+        """Return whether the worker of a running trial is dead."""
         attributes, now = trial.user_attrs, time.monotonic()
         machine, name = attributes.get(WORKER, (None, None))
-        alive = lives(self._workers, name) if machine == self._machine else None
+        alive = is_alive(self._workers, name) if machine == self._machine else None
         if alive is not None:
             return not alive
         beat = attributes.get(BEAT)
@@ -98,13 +100,13 @@ class Vigil:
 
 
 class Heartbeat:
-    """The pulse of a trial while the block runs, from a thread of its own."""
+    """A context manager that increments a trial's heartbeat counter from a background thread."""
 
     def __init__(self, trial: Trial, worker: str) -> None:
         self._trial, self._stop = trial, threading.Event()
         self.lost = False
-        """Whether another worker has declared the trial dead."""
-        trial.set_user_attr(WORKER, (this_machine(), worker))
+        """Whether another worker has taken the trial over."""
+        trial.set_user_attr(WORKER, (machine_id(), worker))
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Self:
@@ -124,5 +126,5 @@ class Heartbeat:
             except optuna.exceptions.UpdateFinishedTrialError:
                 self.lost = True
                 return
-            except Exception:  # a database may be away for a while; the next beat may reach it
+            except Exception:  # the database may be unreachable for a while; retry at the next beat
                 continue

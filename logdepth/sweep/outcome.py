@@ -1,9 +1,9 @@
-"""What came of a sweep: tables and figures in its folder, written by whoever finished a trial last.
+"""The outcome of a sweep: tables and figures in its folder, rewritten by the worker that finished a trial last.
 
-best.json                the best trial's fields that are not the recipe's, for --config of `train` and `reproduce`
-sweep.json               the sweep whole: what was searched, every trial, the best; serves as --config too
-trials.csv               every trial
-history, importance      figures, .svg and .png: losses in order; how much of them each field explains
+best.json                the best trial's changes to the recipe, for --config of `train` and `reproduce`
+sweep.json               the complete record: search space, all trials and the best one; also valid for --config
+trials.csv               all trials
+history, importance      figures as .svg and .png: losses by trial; importance of each field
 """
 
 import csv
@@ -16,21 +16,21 @@ from optuna.trial import FrozenTrial, TrialState
 
 from logdepth.atomic import write_json, write_text
 from logdepth.drawing import can_draw
-from logdepth.sweep.ledger import OVER, Ledger
+from logdepth.sweep.ledger import FINISHED, Ledger
 
 REASON, SECONDS, STEPS = "reason", "seconds", "steps"
-"""Attributes of a trial that is over: why it was pruned, what it took."""
-FEWEST_FOR_IMPORTANCE = 4
+"""User attributes of a finished trial: why it was pruned, its training time and its steps."""
+MIN_TRIALS_FOR_IMPORTANCE = 4
 STATES = {TrialState.FAIL: "waiting"}
-"""A trial that failed and is not gone on with yet waits for it."""
+"""A failed trial without a later attempt is listed as waiting, because a worker will continue it."""
 
 
 def rows_of(ledger: Ledger, limit: int) -> list[dict[str, Any]]:
-    """One for each trial of the sweep, known by the number of its first attempt."""
+    """Return one row per trial of the sweep. The number of its first attempt identifies a trial."""
     rows = []
     for place, origin in enumerate(ledger.origins):
         attempts = ledger.attempts(origin)
-        if place < limit or attempts[-1].state in OVER:
+        if place < limit or attempts[-1].state in FINISHED:
             rows.append(_row(origin, attempts))
     return rows
 
@@ -40,7 +40,7 @@ def _row(origin: int, attempts: list[FrozenTrial]) -> dict[str, Any]:
     return {
         "trial": origin,
         "state": STATES.get(last.state, last.state.name.lower()),
-        "loss": last.value if last.state in OVER else None,
+        "loss": last.value if last.state in FINISHED else None,
         "params": last.system_attrs.get("fixed_params", {}) | last.params,
         "steps": last.user_attrs.get(STEPS),
         "seconds": last.user_attrs.get(SECONDS),
@@ -50,12 +50,13 @@ def _row(origin: int, attempts: list[FrozenTrial]) -> dict[str, Any]:
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the completed trial with the lowest loss; None if no trial completed."""
     complete = [row for row in rows if row["state"] == "complete"]
     return min(complete, key=lambda row: (row["loss"], row["trial"]), default=None)
 
 
 def write_tables(out: Path, record: dict[str, Any]) -> None:
-    """sweep.json and trials.csv, and best.json where there is a best."""
+    """Write sweep.json and trials.csv; also best.json if a trial completed."""
     write_json(out / "sweep.json", record)
     if record["best"] is not None:
         write_json(out / "best.json", {"recipe": record["recipe"], "config": record["best_config"]})
@@ -71,13 +72,13 @@ def write_tables(out: Path, record: dict[str, Any]) -> None:
 
 
 def draw(out: Path, rows: list[dict[str, Any]], study: optuna.Study) -> str | None:
-    """The figures; returns what was left out, and why."""
+    """Draw the figures. Return a message about figures that were skipped, or None."""
     if not can_draw():
-        return "no figures: they need matplotlib; pip install '.[sweep]'"
+        return "no figures: they need matplotlib; install it with pip install '.[sweep]'"
     _draw_history(out / "history", rows)
     complete = sum(row["state"] == "complete" for row in rows)
-    if complete < FEWEST_FOR_IMPORTANCE:
-        return f"no figure of importance: it needs {FEWEST_FOR_IMPORTANCE} complete trials, there are {complete}"
+    if complete < MIN_TRIALS_FOR_IMPORTANCE:
+        return f"no importance figure: it needs {MIN_TRIALS_FOR_IMPORTANCE} complete trials; there are {complete}"
     _draw_importance(out / "importance", optuna.importance.get_param_importances(study), complete)
     return None
 
@@ -116,6 +117,6 @@ def _draw_importance(path: Path, importance: dict[str, float], complete: int) ->
     with house_style():
         figure, (axes,) = new_figure(6.4, 1.2 + 0.35 * len(names))
         axes.barh(names, [importance[name] for name in names], color=COLOURS[0], height=0.6)
-        axes.set_xlabel(f"share of the difference between good trials and all {complete} (PED-ANOVA)")
+        axes.set_xlabel(f"importance (PED-ANOVA over {complete} complete trials)")
         axes.set_xlim(0, 1)
         save(figure, path)

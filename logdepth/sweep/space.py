@@ -1,12 +1,12 @@
-"""The search space: which fields of a run's config are searched, and where. It knows configs, not who searches them.
+"""The search space: which fields of a run's config are searched, and over which values.
 
-train.learning_rate=1e-4:1e-2:log      a range, on a logarithmic scale
-model.operator.dropout=0:0.4:0.05      a range, in steps
+train.learning_rate=1e-4:1e-2:log      a range on a logarithmic scale
+model.operator.dropout=0:0.4:0.05      a range in steps
 model.depth=1,2,3                      a choice
-dropout=0:0.4:0.05                     every dropout that the model has, at once
+dropout=0:0.4:0.05                     one value for all dropouts of the model
 model.leaf_dropout+model.output_dropout=0:0.4      one value for several fields
 
-The paper searched learning rate, L2 and dropout, and gives no ranges: those of `DEFAULT` are ours.
+The paper searches learning rate, L2 regularisation and dropout but gives no ranges. The ranges in `DEFAULT` are ours.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from logdepth.runs import MACHINE_FIELDS, RunConfig
 
 Scalar = str | int | float | bool | None
 DROPOUT = "dropout"
-"""The name that stands for every dropout of a model."""
+"""The name that stands for all dropouts of a model."""
 DEFAULT = ("train.learning_rate=5e-5:5e-3:log", "train.weight_decay=1e-6:0.3:log", "dropout=0:0.4:0.05")
 FORMS = "write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER,…"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from low to high; whole numbers where the field's are."""
+    """A range of numbers from `low` to `high`, both inclusive. For an integer field all numbers are integers."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """One of several values."""
+    """A choice among several values."""
 
     values: tuple[Scalar, ...]
 
@@ -54,16 +54,16 @@ class Choices:
 
 
 Space = dict[str, Range | Choices]
-"""Name of a field → where it is searched."""
+"""Maps a name, which stands for one or more fields, to the values to search."""
 
 
 def default_specs(config: RunConfig) -> list[str]:
-    """The paper's space, without dropout for models that have none."""
+    """Return the default search space: the fields that the paper searches. Dropout only if the model has any."""
     return [spec for spec in DEFAULT if not spec.startswith(DROPOUT) or _dropouts(config.model)]
 
 
 def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
-    """The space that the specs describe, every end and choice of it tried on the config."""
+    """Parse the specs of a search space. Both ends of each range and all choices are checked against the config."""
     space: Space = {}
     owners: dict[str, str] = {}
     for spec in specs:
@@ -72,32 +72,35 @@ def parse_space(specs: Sequence[str], config: RunConfig) -> Space:
             if not equals or not text:
                 raise UserError(FORMS)
             if any(part == "seed" or part.startswith("data.") or part in MACHINE_FIELDS for part in name.split("+")):
-                raise UserError("losses on other text or tokens, seeds and machines do not compare; set it by its flag")
+                raise UserError(
+                    "a search cannot cover data, seed or machine settings, because their losses are not comparable; "
+                    "set the field with its flag"
+                )
             dimension = _parsed(text)
-            space[name] = _as_the_field_has_it(config, name, dimension)
+            space[name] = _checked(config, name, dimension)
             for field in fields_of(config, name):
                 if field in owners:
-                    raise UserError(f"{field} is searched by '{owners[field]}' already; leave one of them out")
+                    raise UserError(f"{field} is already searched by '{owners[field]}'; remove one of the two")
                 owners[field] = spec
         except UserError as error:
-            dotted = "" if "." in name or name == DROPOUT else "; names are dotted, as train.learning_rate"
+            dotted = "" if "." in name or name == DROPOUT else "; a name has dots, such as train.learning_rate"
             raise UserError(f"--space {spec}: {error}{dotted}") from None
     return space
 
 
 def fields_of(config: RunConfig, name: str) -> list[str]:
-    """The fields of a config, dotted, that a name of the space stands for."""
+    """Return the dotted names of the config fields that a name of the space stands for."""
     found = []
     for part in name.split("+"):
         dropouts = [f"model.{field}" for field in _dropouts(config.model)] if part == DROPOUT else []
         if part == DROPOUT and not dropouts:
-            raise UserError("this model has no dropout to search")
+            raise UserError("this model has no dropout; remove 'dropout' from the space")
         found += dropouts or [part]
     return found
 
 
 def changes(config: RunConfig, values: Mapping[str, Scalar]) -> dict[str, Any]:
-    """What to change in a config for a point of the space, nested as `logdepth.config` nests."""
+    """Return the changes to a config for a point of the space, as a nested dict for `logdepth.config.override`."""
     nested: dict[str, Any] = {}
     for name, value in values.items():
         for field in fields_of(config, name):
@@ -110,7 +113,7 @@ def changes(config: RunConfig, values: Mapping[str, Scalar]) -> dict[str, Any]:
 
 
 def described(space: Space) -> dict[str, Any]:
-    """The space as what JSON can hold."""
+    """Return the space as JSON-compatible values."""
     return {
         name: list(one.values) if isinstance(one, Choices) else dataclasses.asdict(one) for name, one in space.items()
     }
@@ -120,28 +123,28 @@ def _parsed(text: str) -> Range | Choices:
     if "," in text:
         values = tuple(_scalar(part) for part in text.split(","))
         if len({json.dumps(value) for value in values}) < len(values):
-            raise UserError("the same choice comes twice")
+            raise UserError("a choice is listed twice; remove one")
         return Choices(values=values)
     parts = text.split(":")
     if not 2 <= len(parts) <= 3:
-        raise UserError(f"one value leaves nothing to search; {FORMS}" if len(parts) == 1 else FORMS)
+        raise UserError(f"a single value cannot be searched; {FORMS}" if len(parts) == 1 else FORMS)
     low, high = _number(parts[0]), _number(parts[1])
     if low >= high:
-        raise UserError(f"the range begins at {low} and ends at {high}; put the lower one first")
+        raise UserError(f"a range must go from a lower to a higher value; got {low} to {high}")
     if len(parts) == 2:
         return Range(low=low, high=high)
     if parts[2] == "log":
         if low <= 0:
-            raise UserError(f"a logarithmic range must begin above 0; got {low}")
+            raise UserError(f"a logarithmic range must start above 0; got {low}")
         return Range(low=low, high=high, log=True)
     step = _number(parts[2])
     if step <= 0 or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
-        raise UserError(f"steps of {step} do not lead from {low} to {high}")
+        raise UserError(f"a step must be positive and divide the range from {low} to {high}; got {step}")
     return Range(low=low, high=high, step=step)
 
 
 def _number(text: str) -> float:
-    """Whole numbers stay whole."""
+    """Parse an int if possible, otherwise a finite float."""
     for kind in (int, float):
         try:
             number = kind(text)
@@ -158,31 +161,31 @@ def _scalar(text: str) -> Scalar:
     except json.JSONDecodeError:
         return text
     if isinstance(value, dict | list) or (isinstance(value, float) and not math.isfinite(value)):
-        raise UserError(f"a choice must be a word, a number, true, false or null; got {text}")
+        raise UserError(f"a choice must be a word, a finite number, true, false or null; got {text}")
     return value  # type: ignore[no-any-return]
 
 
-def _as_the_field_has_it(config: RunConfig, name: str, dimension: Range | Choices) -> Range | Choices:
-    """The dimension with whole numbers made fractional where the field's are; what the config refuses is an error."""
+def _checked(config: RunConfig, name: str, dimension: Range | Choices) -> Range | Choices:
+    """Check a dimension against the config, and convert an integer range to floats if its field is a float."""
     for value in dimension.extremes:
         override(config, changes(config, {name: value}))
     if isinstance(dimension, Choices):
         return dimension
     fields = fields_of(config, name)
     at_low = override(config, changes(config, {name: dimension.low}))
-    fractional = [field for field in fields if isinstance(_held(at_low, field), float)]
-    whole = [field for field in fields if field not in fractional]
-    if fractional and whole:
-        raise UserError(f"{whole[0]} is a whole number and {fractional[0]} is not: no range fits both")
-    if fractional:
+    floats = [field for field in fields if isinstance(_value_of(at_low, field), float)]
+    integers = [field for field in fields if field not in floats]
+    if floats and integers:
+        raise UserError(f"{integers[0]} is an integer and {floats[0]} is a float; search them separately")
+    if floats:
         step = None if dimension.step is None else float(dimension.step)
         return replace(dimension, low=float(dimension.low), high=float(dimension.high), step=step)
     if isinstance(dimension.step, float):
-        raise UserError(f"{whole[0]} is a whole number; steps of {dimension.step} are not")
+        raise UserError(f"{integers[0]} is an integer, so its step must be one too; got {dimension.step}")
     return dimension
 
 
-def _held(config: RunConfig, field: str) -> Any:
+def _value_of(config: RunConfig, field: str) -> Any:
     value: Any = to_dict(config)
     for part in field.split("."):
         value = value[part]
@@ -190,7 +193,10 @@ def _held(config: RunConfig, field: str) -> Any:
 
 
 def _dropouts(model: Any) -> list[str]:
-    """Fields of a model's config named `dropout` or `…_dropout`, also of configs in it, that have something to drop."""
+    """Return the names of all dropout fields of a model's config and its nested configs.
+
+    A field `PART_dropout` is skipped if PART is "none".
+    """
     found = []
     for field in dataclasses.fields(model):
         value = getattr(model, field.name)
@@ -198,6 +204,6 @@ def _dropouts(model: Any) -> list[str]:
             found += [f"{field.name}.{inner}" for inner in _dropouts(value)]
         elif field.name == "dropout" or field.name.endswith("_dropout"):
             part = getattr(model, field.name.removesuffix("_dropout"), None)
-            if part != "none":  # post_merge_dropout, where there is no post-merge net
+            if part != "none":  # post_merge_dropout has no effect without a post-merge net
                 found.append(field.name)
     return found

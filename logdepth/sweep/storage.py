@@ -1,7 +1,7 @@
-"""Where a study lives: a journal in a file, or a database. It knows no trials.
+"""The storage of a study: a journal file or a database.
 
-The journal is locked with flock, not with Optuna's own lock files: the kernel takes a lock back from a process
-that is killed, and a line that was cut off by the kill is removed before the next is written.
+The journal is locked with flock instead of Optuna's lock files, because the kernel releases a killed process's lock.
+A line that a kill left incomplete is removed before the next line is written.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from logdepth.errors import UserError
 
 CONNECT_SECONDS = 10
 SQLITE_SECONDS = 60
-"""How long a writer waits for the others; SQLite has one at a time."""
+"""Maximum seconds that a writer waits for others, because SQLite allows one writer at a time."""
 ATTEMPTS = 5
 
 
 def open_storage(url: str | None, journal: Path) -> BaseStorage:
-    """The database of the URL, or the journal where there is none."""
+    """Open the database at `url`, or the journal file if `url` is None."""
     if url is None:
         with readable_disk_errors(journal):
             journal.parent.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,12 @@ def open_storage(url: str | None, journal: Path) -> BaseStorage:
             return _open_database(url)
         except ImportError:
             raise UserError(f"the driver of {without_password(url)} is not installed; install it with pip") from None
-        except RuntimeError as error:  # tables of another version of Optuna
+        except RuntimeError as error:  # the tables were created by another version of Optuna
             raise UserError(f"{without_password(url)}: {' '.join(str(error).split())}") from None
 
 
 def without_password(url: str) -> str:
-    """A database's URL as it may be shown."""
+    """Return a database URL without its password, for messages and records."""
     try:
         return sqlalchemy.engine.make_url(url).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
@@ -52,23 +52,25 @@ def without_password(url: str) -> str:
 
 @contextlib.contextmanager
 def readable_storage_errors(url: str | None) -> Iterator[None]:
-    """Turns a database that is not there, or does not let us, into one line that shows no password."""
+    """Convert storage errors into a UserError of one line that contains no password."""
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
         shown = "the study's journal" if url is None else f"the database {without_password(url)}"
-        raise UserError(f"{shown} cannot be used ({_reason(error)}); check --storage and run the same again") from None
+        raise UserError(
+            f"{shown} cannot be used ({_reason(error)}); check --storage and run the same command again"
+        ) from None
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ArgumentError | NoSuchModuleError):
-        return "this is no URL of a database, such as sqlite:///FILE or postgresql+psycopg2://USER@HOST/NAME"
+        return "not a database URL, such as sqlite:///FILE or postgresql+psycopg2://USER@HOST/NAME"
     inner = getattr(error, "orig", None) or error.__cause__
     return _reason(inner) if inner is not None else " ".join(str(error).split())
 
 
 def _open_database(url: str) -> BaseStorage:
-    settings: dict[str, Any] = {"pool_pre_ping": True}  # a trial is long: connections may be gone after it
+    settings: dict[str, Any] = {"pool_pre_ping": True}  # a connection may have closed during a long trial
     kind = sqlalchemy.engine.make_url(url).get_backend_name()
     if kind == "postgresql":
         settings["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
@@ -78,32 +80,35 @@ def _open_database(url: str) -> BaseStorage:
         try:
             storage = RDBStorage(url, engine_kwargs=settings)
             break
-        except SQLAlchemyError as error:  # another worker may be making the same tables
+        except SQLAlchemyError as error:  # another worker may be creating the same tables
             unreachable = isinstance(error, OperationalError) and (kind != "sqlite" or "unable to open" in str(error))
             if unreachable or isinstance(error, ArgumentError) or attempt == ATTEMPTS - 1:
                 raise
         time.sleep(0.2 * (attempt + 1))
     if kind == "sqlite":
-        _one_transaction_at_a_time(storage.engine)
+        _serialize_transactions(storage.engine)
     return storage
 
 
-def _one_transaction_at_a_time(engine: sqlalchemy.Engine) -> None:
-    """SQLite locks at the first write, so that two could read a trial as free; here they lock when they begin."""
+def _serialize_transactions(engine: sqlalchemy.Engine) -> None:
+    """Make SQLite lock the database when a transaction begins.
+
+    By default it locks at the first write, so that two workers could both read a trial as free.
+    """
 
     @sqlalchemy.event.listens_for(engine, "connect")
-    def leave_transactions_to_us(connection: Any, _record: Any) -> None:
+    def disable_implicit_transactions(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
 
     @sqlalchemy.event.listens_for(engine, "begin")
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    engine.dispose()  # connections from before this
+    engine.dispose()  # closes the connections opened before
 
 
 class _Journal(JournalFileBackend):
-    """A file of lines."""
+    """Optuna's journal file, with readable errors for a full disk or missing permissions."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         with readable_disk_errors(Path(self._file_path)):
@@ -111,7 +116,7 @@ class _Journal(JournalFileBackend):
 
 
 class _JournalLock(JournalFileOpenLock):
-    """Held while a line is added to the journal, by one thread of one process."""
+    """A lock held by one thread of one process while it appends to the journal."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
@@ -121,14 +126,14 @@ class _JournalLock(JournalFileOpenLock):
         descriptor = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._descriptor = descriptor
-        _remove_cut_off_line(descriptor)
+        _remove_incomplete_line(descriptor)
         return True
 
     def release(self) -> None:
         os.close(self._descriptor)
 
 
-def _remove_cut_off_line(descriptor: int) -> None:
+def _remove_incomplete_line(descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     end = size
     while end and os.pread(descriptor, 1, end - 1) != b"\n":

@@ -1,4 +1,4 @@
-"""A study and its terms: what it is of is kept with it, and a worker that wants something else is refused."""
+"""A study and its terms: the settings stored with the study. A worker with different settings is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,41 +13,47 @@ from logdepth.errors import UserError
 from logdepth.recipes import recipe
 from logdepth.runs import RunConfig, decisive
 from logdepth.sweep.space import Space, described, fields_of
-from logdepth.sweep.watch import PLACES
+from logdepth.sweep.watch import NUM_REPORT_POINTS
 
 TERMS, TEXT = "logdepth", "logdepth's text"
-"""The study's attributes that hold its terms, and which text they are for."""
+"""The study's user attributes for its terms and for the key of its prepared text."""
 
-FEWEST = 5
-"""Trials whose losses at a place a median is taken of, at least."""
-FIRST_PLACE = PLACES // 4
-"""Of a schedule at which a trial may be pruned: losses of the first quarter say little about the last."""
+MIN_TRIALS_FOR_MEDIAN = 5
+"""Minimum number of trials with a loss at a report point before that point prunes trials."""
+FIRST_PRUNING_POINT = NUM_REPORT_POINTS // 4
+"""First report point that may prune, because losses in the first quarter of a schedule say little about the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What is searched, how long, and where it is kept."""
+    """A search: its recipe, search space, number of trials and storage."""
 
     recipe: str
+    """Name of the recipe."""
     config: RunConfig
-    """The recipe's, with whatever is changed for all trials."""
+    """The recipe's config with the changes that apply to all trials."""
     space: Space
+    """The search space."""
     trials: int
-    """Of the whole study, by all workers together."""
+    """Number of trials in the study, over all workers."""
     out: Path
+    """Folder of the sweep."""
     study: str
+    """Name of the study in its storage."""
     storage: str | None = None
-    """URL of a database; without one, a journal in `out`."""
+    """Database URL; by default, the study is stored in a journal file in `out`."""
     prune: bool = True
+    """Whether to prune trials that are worse than the median."""
     grace: float = 60.0
-    """Seconds after which a trial of another machine whose pulse stands still is taken over."""
+    """Seconds without a heartbeat after which a trial on another machine is taken over."""
     wait: bool = True
-    """Whether to stay until the trials of others are done too."""
+    """Whether to wait until the trials of other workers are finished."""
     data_dir: Path | None = None
+    """Root data directory."""
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What workers must agree on: names to values."""
+        """The settings on which all workers of the study must agree, by name."""
         searched = {field for name in self.space for field in fields_of(self.config, name)}
         fixed = {name: value for name, value in decisive(self.config).items() if name not in searched}
         space = {f"--space {name}": one for name, one in described(self.space).items()}
@@ -55,30 +61,34 @@ class Search:
 
 
 def open_study(search: Search, storage: BaseStorage) -> optuna.Study:
-    """The study of this name, made where there is none."""
+    """Open the study, or create it if it does not exist."""
     study = optuna.create_study(
         study_name=search.study,
         storage=storage,
         direction="minimize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_warmup_steps=FIRST_PLACE, n_min_trials=FEWEST)
+        pruner=optuna.pruners.MedianPruner(n_warmup_steps=FIRST_PRUNING_POINT, n_min_trials=MIN_TRIALS_FOR_MEDIAN)
         if search.prune
         else optuna.pruners.NopPruner(),
     )
     if TERMS not in study.user_attrs and study.get_trials(deepcopy=False):
-        raise UserError(f"the study '{search.study}' was not made by logdepth; choose another --study")
+        raise UserError(f"the study '{search.study}' was not created by logdepth; choose another --study")
     return study
 
 
-def agree(study: optuna.Study, search: Search) -> None:
-    """Sets the terms of a new study; refuses to join one on others."""
-    # Fields that were not there yet when a study began were then as they are in a recipe that does not set them.
-    agree_on(study, search.terms, TERMS, absent=decisive(recipe(search.recipe)))
+def check_terms(study: optuna.Study, search: Search) -> None:
+    """Store the terms of a new study. For an existing study, raise a UserError if its terms differ."""
+    # A field added after a study was created has the value that the recipe gives it.
+    check_attribute(study, search.terms, TERMS, absent=decisive(recipe(search.recipe)))
 
 
-def agree_on(
+def check_attribute(
     study: optuna.Study, terms: Mapping[str, Any], attribute: str, *, absent: Mapping[str, Any] | None = None
 ) -> None:
+    """Store `terms` under an attribute of a study, or raise a UserError if the stored terms differ.
+
+    `absent` holds the values of terms that the study does not store.
+    """
     if attribute not in study.user_attrs:
         study.set_user_attr(attribute, {"version": logdepth.__version__, "terms": terms})
     theirs = {name: value for name, value in (absent or {}).items() if name in terms}
@@ -87,8 +97,8 @@ def agree_on(
         if theirs.get(name) != terms.get(name):
             here, there = (_shown(one.get(name)) for one in (terms, theirs))
             raise UserError(
-                f"the study '{study.study_name}' is another: {name} is {there} there and {here} here; "
-                "make them the same, or choose another --study and --out"
+                f"the study '{study.study_name}' has other settings: {name} is {there} in the study and {here} in this "
+                "command; use the study's value, or choose another --study and --out"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a sweep wants of a trial's training: losses as they come, an end where one is due. It knows one trial only."""
+"""Hooks of a sweep into the training of one trial: they report validation losses and prune the trial."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ from logdepth.sweep.heartbeat import Heartbeat
 from logdepth.training import Watch
 
 
-class QuietPart(Part):
-    """A trial's share of the sweep; what training says of itself is in its metrics, remarks come once in all trials."""
+class TrialPart(Part):
+    """A trial's part of the sweep's progress. It prints no training messages, and each remark only once per sweep."""
 
     def __init__(self, whole: Progress, label: str, total: float, share: float, remarks: set[str]) -> None:
         super().__init__(whole, label, total, share)
@@ -28,22 +28,24 @@ class QuietPart(Part):
             super().say(line)
 
 
-PLACES = 20
-"""Parts of a schedule at whose ends losses are reported. Trials are compared at the same place of their schedules: at
-the same step, one whose learning rate falls sooner would always look better."""
+NUM_REPORT_POINTS = 20
+"""Number of equally spaced points of a schedule at which losses are reported.
+
+Trials are compared at the same fraction of their schedules. At the same step, a trial whose learning rate decays
+sooner would always look better."""
 
 
 class TrialWatch(Watch):
-    """Reports validation losses to the study, which may prune; stops where the trial is no longer ours."""
+    """Reports validation losses to the study, prunes the trial, and stops it if another worker has taken it over."""
 
     def __init__(self, trial: Trial, heart: Heartbeat, folder: RunFolder, part: Callable[[int], Part]) -> None:
         self.trial, self.heart, self.folder, self.part = trial, heart, folder, part
         self.total_steps = 0
         self.last: tuple[int, float] | None = None
-        """Step and loss of the last validation."""
+        """Step and loss of the latest validation."""
 
     def started(self, total_steps: int) -> None:
-        """Reports what a run that goes on has measured before."""
+        """Report the validation losses that a resumed run measured before."""
         self.total_steps = total_steps
         for line in self.folder.read_metrics():
             if line["kind"] == "valid":
@@ -53,7 +55,7 @@ class TrialWatch(Watch):
         return self.part(total_steps)
 
     def must_stop(self) -> bool:
-        if self.heart.lost:  # nor may we save: the folder may be another's by now
+        if self.heart.lost:  # do not save: another worker may be using the folder
             raise UpdateFinishedTrialError
         return False
 
@@ -62,11 +64,11 @@ class TrialWatch(Watch):
             raise optuna.TrialPruned
 
     def _report(self, step: int, loss: float) -> bool:
-        """Reports the places since the last validation, between whose loss and this one they lie; whether any did."""
+        """Report the points passed since the latest validation, with interpolated losses; return whether any was."""
         step_before, loss_before = self.last or (0, loss)
-        first, last = (PLACES * one // self.total_steps for one in (step_before, step))
-        for place in range(first + 1, last + 1):
-            share = (place * self.total_steps / PLACES - step_before) / (step - step_before)
-            self.trial.report(loss_before + share * (loss - loss_before), place)
+        first, last = (NUM_REPORT_POINTS * one // self.total_steps for one in (step_before, step))
+        for point in range(first + 1, last + 1):
+            share = (point * self.total_steps / NUM_REPORT_POINTS - step_before) / (step - step_before)
+            self.trial.report(loss_before + share * (loss - loss_before), point)
         self.last = step, loss
         return last > first

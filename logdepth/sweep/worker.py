@@ -1,7 +1,7 @@
-"""One worker of a sweep: takes trials, trains them, takes over those of the dead, until the study is done.
+"""A worker of a sweep: it runs trials, and takes over those of dead workers, until the study is finished.
 
-Any number of them may run, started by the same command; all that they share is the storage. What a list of trials
-means is the ledger's to say.
+Any number of workers may run. The same command starts each of them, and they share only the storage. `ledger`
+interprets the list of trials.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import recipe
 from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, decisive
 from logdepth.runs.environment import typed_command
-from logdepth.sweep.heartbeat import Heartbeat, Vigil, forget_the_dead, number_alive, signed_in
-from logdepth.sweep.ledger import DEATHS, GIVEN_BACK, ORIGIN, OVER, RETRY_OF, SURPLUS, Ledger, retry_of
+from logdepth.sweep.heartbeat import Heartbeat, LivenessMonitor, count_alive, prune_dead_workers, registered_worker
+from logdepth.sweep.ledger import DEATHS, FINISHED, GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
 from logdepth.sweep.outcome import REASON, SECONDS, STEPS, best_of, draw, rows_of, write_tables
 from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
-from logdepth.sweep.study import TERMS, TEXT, Search, agree, agree_on, open_study
-from logdepth.sweep.watch import QuietPart, TrialWatch
+from logdepth.sweep.study import TERMS, TEXT, Search, check_attribute, check_terms, open_study
+from logdepth.sweep.watch import TrialPart, TrialWatch
 from logdepth.training import DivergedError, Interrupted, TrainState, batches_of, checked_and_prepared, resume, train
 
-LOOK_SECONDS = 1.0
-"""Between looks at the trials of others."""
+POLL_SECONDS = 1.0
+"""Seconds between checks of other workers' trials."""
 DRAW_SECONDS = 60.0
-"""Between figures; the tables are written after every trial."""
-MOST_DEATHS = 3
-"""A trial on which so many workers died is given up: it would take all others with it."""
+"""Minimum seconds between redrawing the figures. The tables are written after every trial."""
+MAX_DEATHS = 3
+"""A trial is given up after this many workers have died while running it, because it might kill all others too."""
 
 
 def work(search: Search) -> dict[str, Any]:
-    """Works on a study until it has its trials; returns what sweep.json holds.
+    """Run trials of a study until it is finished; return the contents of sweep.json.
 
-    Raises Interrupted, with its trial given back, when a signal asks to stop.
+    On SIGINT or SIGTERM, return the current trial to the queue and raise Interrupted.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     _check(search)
@@ -56,13 +56,16 @@ def work(search: Search) -> dict[str, Any]:
     with readable_storage_errors(search.storage), _signals_raise():
         storage = open_storage(search.storage, search.out / "journal.log")
         study = open_study(search, storage)
-        agree(study, search)
+        check_terms(study, search)
         _refuse_trials_of_another_study(search, study)
-        agree_on(study, {"the text": prepared.key}, TEXT)
-        began_with = study.user_attrs[TERMS]["version"]
-        if began_with != logdepth.__version__:
-            print(f"this study began with logdepth {began_with}; here it is {logdepth.__version__}", file=sys.stderr)
-        with signed_in(search.out / "workers") as name:
+        check_attribute(study, {"the text": prepared.key}, TEXT)
+        created_with = study.user_attrs[TERMS]["version"]
+        if created_with != logdepth.__version__:
+            print(
+                f"this study was created with logdepth {created_with}; this is logdepth {logdepth.__version__}",
+                file=sys.stderr,
+            )
+        with registered_worker(search.out / "workers") as name:
             return Worker(search, study, name).run()
 
 
@@ -76,90 +79,92 @@ def _check(search: Search) -> None:
 def _refuse_trials_of_another_study(search: Search, study: optuna.Study) -> None:
     trials = search.out / "trials"
     if trials.is_dir() and any(trials.iterdir()) and not study.get_trials(deepcopy=False):
-        raise UserError(f"{trials} holds trials, the study '{search.study}' has none; choose another --out")
+        raise UserError(f"{trials} contains trials, but the study '{search.study}' has none; choose another --out")
 
 
 class Worker:
-    """One process at work on a study."""
+    """One process that runs trials of a study."""
 
     def __init__(self, search: Search, study: optuna.Study, name: str) -> None:
         self.search, self.study, self.name = search, study, name
-        self.vigil = Vigil(search.out / "workers", search.grace)
+        self.monitor = LivenessMonitor(search.out / "workers", search.grace)
         self.drawn_at = time.monotonic()
         self.threads = torch.get_num_threads()
-        """That a worker alone would take."""
+        """Number of CPU threads to use if no other worker runs on this machine."""
         self.remarks: set[str] = set()
-        """Of trainings, said already."""
-        self.left_out: str | None = None
-        """What of the outcome is missing, and why."""
+        """Remarks of trainings that were already printed."""
+        self.skipped_figures: str | None = None
+        """A message about figures that were skipped."""
 
     def run(self) -> dict[str, Any]:
         limit = self.search.trials
-        for trial in self._look().latest(*OVER):
-            self._tidy(self._folder(trial.user_attrs.get(ORIGIN, trial.number)))  # a kill may have come before it
-        done = self._percent(self._look())
+        for trial in self._ledger().latest(*FINISHED):
+            # A killed worker may not have done this.
+            self._remove_training_files(self._folder(trial.user_attrs.get(ORIGIN, trial.number)))
+        done = self._percent(self._ledger())
         with Progress("sweep", 100, unit="%", done=done) as self.progress:
-            while not (ledger := self._look()).is_over(limit):
-                self._rescue(ledger)
-                if len(ledger.origins) < limit or self._look().latest(TrialState.WAITING):
-                    self._take_one()
+            while not (ledger := self._ledger()).is_finished(limit):
+                self._requeue_failed(ledger)
+                if len(ledger.origins) < limit or self._ledger().latest(TrialState.WAITING):
+                    self._run_next()
                 elif self.search.wait:
                     self.progress.update(self._percent(ledger), "waiting for the trials of other workers")
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(POLL_SECONDS)
                 else:
                     break
-            self.progress.update(self._percent(self._look()))
-        forget_the_dead(self.search.out / "workers")
+            self.progress.update(self._percent(self._ledger()))
+        prune_dead_workers(self.search.out / "workers")
         return self._write(last=True)
 
-    def _look(self) -> Ledger:
+    def _ledger(self) -> Ledger:
+        """Read the current list of trials."""
         return Ledger(self.study.get_trials(deepcopy=False))
 
     def _percent(self, ledger: Ledger) -> float:
-        return 100 * min(1, len(ledger.latest(*OVER)) / self.search.trials)
+        return 100 * min(1, len(ledger.latest(*FINISHED)) / self.search.trials)
 
-    def _rescue(self, ledger: Ledger) -> None:
-        """Fails the trials of the dead, and queues again what failed."""
+    def _requeue_failed(self, ledger: Ledger) -> None:
+        """Mark the trials of dead workers as failed, and queue all failed trials again."""
         for trial in ledger.latest(TrialState.RUNNING):
-            if self.vigil.is_dead(trial):
+            if self.monitor.is_dead(trial):
                 self._end(trial.number, TrialState.FAIL)
-        for trial in self._look().latest(TrialState.FAIL):
+        for trial in self._ledger().latest(TrialState.FAIL):
             params, attributes = retry_of(trial)
             self.study.enqueue_trial(params, attributes)
 
-    def _take_one(self) -> None:
-        """A trial that waits, or a new one."""
+    def _run_next(self) -> None:
+        """Run a waiting trial, or else a new one."""
         trial = self.study.ask()
         try:
-            agree(self.study, self.search)  # two that made the study at the same time may have set others
-            dropped = self._look().dropped(trial.number, self.search.trials)
-            if dropped is not None:
-                trial.set_user_attr(SURPLUS, dropped)
+            check_terms(self.study, self.search)  # workers that create a study at the same time may set different terms
+            reason = self._ledger().reason_to_drop(trial.number, self.search.trials)
+            if reason is not None:
+                trial.set_user_attr(SURPLUS, reason)
                 self._end(trial.number, TrialState.FAIL)
                 return
             with Heartbeat(trial, self.name) as heart:
-                self._do(trial, heart)
+                self._run_trial(trial, heart)
         except UpdateFinishedTrialError:
             self.progress.say(f"trial {_origin(trial)}: another worker has taken it over")
             return
         except BaseException as error:
             expected = isinstance(error, UserError | Interrupted) or not isinstance(error, Exception)
-            self._give_back(trial, in_good_order=expected)
+            self._give_back(trial, clean=expected)
             raise
-        self._tell_of(_origin(trial))
+        self._report(_origin(trial))
 
-    def _do(self, trial: Trial, heart: Heartbeat) -> None:
-        """Trains a trial, from wherever it stands, and tells the study how it ended."""
+    def _run_trial(self, trial: Trial, heart: Heartbeat) -> None:
+        """Train a trial, from its checkpoint if it has one, and record its result in the study."""
         origin = _origin(trial)
-        # Every trial has its own seed, so that no two workers ever propose the same.
+        # Every trial has its own sampler seed, so that two workers never propose the same values.
         self.study.sampler = _sampler(self.search.config.seed, origin, self.search.trials)
         values = {name: _suggest(trial, name, one) for name, one in self.search.space.items()}
-        if trial.user_attrs.get(DEATHS, 0) >= MOST_DEATHS:
-            self._prune(trial, f"given up: {MOST_DEATHS} workers died on it")
+        if trial.user_attrs.get(DEATHS, 0) >= MAX_DEATHS:
+            self._prune(trial, f"given up: {MAX_DEATHS} workers died while running it")
             return
         try:
             config = override(self.search.config, changes(self.search.config, values))
-        except UserError as error:  # each field was tried alone; together they may not fit
+        except UserError as error:  # the space was checked field by field; a combination may be invalid
             self._prune(trial, f"refused: {error}")
             return
         self._share_cores()
@@ -167,7 +172,7 @@ class Worker:
         try:
             state = self._train(config, folder, TrialWatch(trial, heart, folder, self._part(origin)))
         except optuna.TrialPruned:
-            self._prune(trial, "worse than the median of the others", folder)
+            self._prune(trial, "worse than the median of the other trials", folder)
         except DivergedError:
             self._prune(trial, "training diverged", folder)
         except torch.OutOfMemoryError:
@@ -177,20 +182,20 @@ class Worker:
         else:
             self._record(trial, folder)
             self._finish(trial, TrialState.COMPLETE, state.best_loss)
-            self._tidy(folder)
+            self._remove_training_files(folder)
 
     def _share_cores(self) -> None:
-        """Workers that each take all cores of a machine are many times slower than one alone."""
+        """Divide the CPU threads among the workers of this machine. Sharing all cores would be many times slower."""
         if self.search.config.train.threads is None:
-            alive = number_alive(self.search.out / "workers")
+            alive = count_alive(self.search.out / "workers")
             torch.set_num_threads(max(1, self.threads // max(1, alive)))
 
     def _train(self, config: RunConfig, folder: RunFolder, watch: TrialWatch) -> TrainState:
         if not folder.exists:
-            _refuse_what_cannot_train(config, self.search.data_dir)
+            _refuse_untrainable(config, self.search.data_dir)
             return train(config, folder.path, self.search.data_dir, watch)
         if decisive(folder.config()) != decisive(config):
-            raise UserError(f"{folder.path} holds a run that is not of this study; choose another --out")
+            raise UserError(f"{folder.path} contains a run of another study; choose another --out")
         return resume(folder.path, self.search.data_dir, watch)
 
     def _prune(self, trial: Trial, reason: str, folder: RunFolder | None = None) -> None:
@@ -199,49 +204,50 @@ class Worker:
             self._record(trial, folder)
         self._finish(trial, TrialState.PRUNED)
         if folder is not None:
-            self._tidy(folder)
+            self._remove_training_files(folder)
 
     def _record(self, trial: Trial, folder: RunFolder) -> None:
-        """What the trial took, over all its attempts."""
+        """Record the trial's steps and training time over all its attempts."""
         lines = folder.read_metrics() or [{"step": 0, "seconds": 0.0}]
         trial.set_user_attr(STEPS, max(line["step"] for line in lines))
         trial.set_user_attr(SECONDS, max(line["seconds"] for line in lines))
 
     def _finish(self, trial: Trial, state: TrialState, loss: float | None = None) -> None:
-        """Tells the study; what another worker has taken over is not ours to end."""
+        """End the trial in the study, or raise UpdateFinishedTrialError if another worker has taken it over."""
         if not self._end(trial.number, state, loss):
             raise UpdateFinishedTrialError
 
     def _end(self, number: int, state: TrialState, loss: float | None = None) -> bool:
-        """Ends a running trial; only one worker succeeds."""
+        """End a running trial; return whether this worker did. Only one worker succeeds."""
         try:
             self.study.tell(number, loss, state)
-        except (ValueError, UpdateFinishedTrialError):  # it was over already
+        except (ValueError, UpdateFinishedTrialError):  # the trial has already ended
             return False
         return True
 
-    def _give_back(self, trial: Trial, *, in_good_order: bool) -> None:
-        """Puts a trial that this worker cannot end back into the queue; where that fails, others find it."""
+    def _give_back(self, trial: Trial, *, clean: bool) -> None:
+        """Return an unfinished trial to the queue. If that fails, other workers will take it over."""
         with contextlib.suppress(Exception):
-            if in_good_order:
+            if clean:
                 trial.set_user_attr(GIVEN_BACK, True)
             if self._end(trial.number, TrialState.FAIL):
-                self._rescue(self._look())
+                self._requeue_failed(self._ledger())
 
     def _folder(self, origin: int) -> RunFolder:
         return RunFolder(self.search.out / "trials" / f"{origin:04d}")
 
     def _part(self, origin: int) -> Callable[[int], Part]:
-        """Where a trial tells how far it is, from its number of steps on."""
+        """Return a function from a trial's number of steps to its part of the sweep's progress."""
         share = 100 / self.search.trials
-        return lambda steps: QuietPart(self.progress, f"trial {origin}", steps, share, self.remarks)
+        return lambda steps: TrialPart(self.progress, f"trial {origin}", steps, share, self.remarks)
 
-    def _tidy(self, folder: RunFolder) -> None:
-        """Removes what only a run that goes on needs."""
+    def _remove_training_files(self, folder: RunFolder) -> None:
+        """Remove the files that only an unfinished run needs."""
         for file in (folder.checkpoint, folder.weights("best"), folder.weights("last"), folder.path / "lock"):
             file.unlink(missing_ok=True)
 
-    def _tell_of(self, origin: int) -> None:
+    def _report(self, origin: int) -> None:
+        """Write the outcome so far and print one line about a finished trial."""
         record = self._write()
         row = next(row for row in record["trials"] if row["trial"] == origin)
         over = sum(row["state"] in ("complete", "pruned") for row in record["trials"])
@@ -254,15 +260,15 @@ class Worker:
         left = max(0, self.search.trials - over)
         gained = percent - self.progress.first
         seconds = (time.monotonic() - self.progress.started) * (100 - percent) / gained if gained > 0 else 0.0
-        soon = f"; {left} to go, about {in_words(seconds)}" if left else "; all trials done"
+        soon = f"; {left} trials left, about {in_words(seconds)}" if left else "; all trials finished"
         self.progress.say(f"trial {origin}: {how}; {params}{so_far}{soon}")
         self.progress.update(percent)
 
     def _write(self, *, last: bool = False) -> dict[str, Any]:
-        """The outcome so far, as sweep.json has it."""
+        """Write the outcome so far; return the contents of sweep.json."""
         search = self.search
-        with alone(search.out):  # around looking and writing: no worker writes over what another knew better
-            rows = rows_of(self._look(), search.trials)
+        with alone(search.out):  # held from reading to writing, so that no worker overwrites newer results
+            rows = rows_of(self._ledger(), search.trials)
             best = best_of(rows)
             best_config = None if best is None else changes_of_best(search, best["params"])
             record = {
@@ -278,27 +284,27 @@ class Worker:
             }
             write_tables(search.out, record)
             if last or time.monotonic() - self.drawn_at > DRAW_SECONDS:
-                self.left_out = draw(search.out, rows, self.study)
+                self.skipped_figures = draw(search.out, rows, self.study)
                 self.drawn_at = time.monotonic()
-        if last and self.left_out:
-            self.progress.say(self.left_out)
+        if last and self.skipped_figures:
+            self.progress.say(self.skipped_figures)
         return record
 
 
 def changes_of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
-    """What to change in the recipe to train a trial again, the sweep's own flags included."""
+    """Return the changes to the recipe that reproduce a trial, including those from the sweep's flags."""
     asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(search.config)))
-    left_out = MACHINE_FIELDS - {"data.paths"} | {"seed"}
-    fields = {name: value for name, value in asked.items() if name not in left_out}
+    excluded = MACHINE_FIELDS - {"data.paths"} | {"seed"}
+    fields = {name: value for name, value in asked.items() if name not in excluded}
     return changes(search.config, fields | flattened(changes(search.config, params)))
 
 
 class RefusedError(Exception):
-    """A point of the space that cannot be trained, whoever tries."""
+    """A point of the search space that cannot be trained on any machine."""
 
 
-def _refuse_what_cannot_train(config: RunConfig, data_dir: Path | None) -> None:
-    """Tells a bad point from a bad machine: what is refused here is refused everywhere."""
+def _refuse_untrainable(config: RunConfig, data_dir: Path | None) -> None:
+    """Raise RefusedError if the config cannot be trained on any machine. Other errors may depend on the machine."""
     store = checked_and_prepared(config, data_dir).stores["train"]
     try:
         batches_of(config, store)
@@ -315,10 +321,10 @@ def _suggest(trial: Trial, name: str, one: Range | Choices) -> Any:
 
 
 def _sampler(seed: int, origin: int, trials: int) -> optuna.samplers.BaseSampler:
-    """TPE, after a third of the trials at random: four at least, ten at most."""
+    """Return a TPE sampler. A third of the trials, but from four to ten, are sampled at random first."""
     own = int(np.random.SeedSequence([seed, origin]).generate_state(1)[0])
     at_random = max(4, min(10, trials // 3))
-    # A constant liar keeps away from what others are trying.
+    # constant_liar avoids the values of trials that other workers are running.
     return optuna.samplers.TPESampler(seed=own, n_startup_trials=at_random, constant_liar=True)
 
 
@@ -333,7 +339,7 @@ def _rounded(value: Any) -> str:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Between trainings, too, SIGINT and SIGTERM end the work in good order."""
+    """Raise Interrupted on SIGINT and SIGTERM, also between trainings."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(0, number)
@@ -342,7 +348,7 @@ def _signals_raise() -> Iterator[None]:
     try:
         for wanted in (signal.SIGINT, signal.SIGTERM):
             before[wanted] = signal.signal(wanted, stop)
-    except ValueError:  # not in the main thread: signals go elsewhere
+    except ValueError:  # only the main thread can set signal handlers
         pass
     try:
         yield
