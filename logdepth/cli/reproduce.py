@@ -42,8 +42,8 @@ class ReproduceCommand:
     others: tuple[str, ...] = ()
     """Other text to evaluate all runs on, each as NAME=PATH of a file or folder. Its test split is tokenized with the
     runs' tokenizer."""
-    accelerate: Switch = False
-    """Train and evaluate with fused kernels and CUDA graphs where the model and the device support them."""
+    accelerate: bool = True
+    """Train and measure with kernels and CUDA graphs on a GPU."""
     compile: Switch = False
     """Use torch.compile in training and timing."""
     untimed: Switch = False

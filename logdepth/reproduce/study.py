@@ -58,7 +58,7 @@ def study_of(
     overrides: Sequence[Path] = (),
     *,
     others: Sequence[str] = (),
-    accelerate: bool = False,
+    accelerate: bool = True,
     compiled: bool = False,
 ) -> Study:
     """Create the study of a corpus.
@@ -69,7 +69,7 @@ def study_of(
         seeds: by default 0 for pydocs, and 0, 1, 2 for the other corpora.
         overrides: JSON files with changes to configs.
         others: other text to evaluate on, each as NAME=PATH.
-        accelerate: set `TrainConfig.accelerate` for all models.
+        accelerate: clear `TrainConfig.accelerate` for all models if False.
         compiled: set `TrainConfig.compile` for all models.
     """
     if corpus not in CORPORA:
@@ -130,7 +130,7 @@ def _named_paths(others: Sequence[str]) -> dict[str, Path]:
 
 def _with_acceleration(config: RunConfig, accelerate: bool, compiled: bool) -> RunConfig:
     train = config.train
-    train = replace(train, accelerate=train.accelerate or accelerate, compile=train.compile or compiled)
+    train = replace(train, accelerate=train.accelerate and accelerate, compile=train.compile or compiled)
     return replace(config, train=train)
 
 
