@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from logdepth.ops import cross_entropy, kernels
+from logdepth.ops.cross_entropy import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy, token_losses
 from logdepth.ops.dispatch import runnable_on
-from logdepth.ops.cross_entropy import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy
 from tests.heads import assert_is_truth, head, truth
 
 CPU = torch.device("cpu")

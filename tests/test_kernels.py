@@ -10,17 +10,23 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from logdepth.operators.fused import merges, pairs_kernel
+from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
 from logdepth.operators.grc import fused as grc_cell
+from logdepth.operators.grc.gate_kernel import gate, gate_backward
+from logdepth.operators.mlp_ldru.weigh_kernel import weigh, weigh_backward
 from logdepth.ops import lookup_kernel, norm_kernel
 from logdepth.ops.activation_kernel import activate, activate_backward, slope_programs
 from logdepth.ops.column_sums import column_sums
-from logdepth.operators.grc.gate_kernel import gate, gate_backward
 from logdepth.ops.launch import num_programs
 from logdepth.ops.lookup_kernel import add_looked_up, leaves, leaves_backward, look_up, order_of, sum_by_token
-from logdepth.ops.norm_kernel import fill_normed, norm_programs, normed_backward, residual_normed, residual_normed_backward
-from logdepth.operators.fused.pairs_kernel import add_pair_gradients, gather_pairs
+from logdepth.ops.norm_kernel import (
+    fill_normed,
+    norm_programs,
+    normed_backward,
+    residual_normed,
+    residual_normed_backward,
+)
 from logdepth.ops.rows_kernel import scaled, scatter_rows
-from logdepth.operators.mlp_ldru.weigh_kernel import weigh, weigh_backward
 from tests.kernel_numbers import (
     ACTIVATIONS,
     DEVICE,

@@ -62,7 +62,8 @@ def assert_alike(found: Tensor, expected: Tensor, learnt: list[Tensor]) -> None:
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(expected)
-    for one, other in zip(*(torch.autograd.grad(out, learnt, grad) for out in (found, expected)), strict=True):
+    grads = (torch.autograd.grad(out, learnt, grad, retain_graph=True) for out in (found, expected))
+    for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -243,7 +244,9 @@ def test_low_precision(low: torch.dtype) -> None:
     for out, expected in zip(outs, (rows, rows + norm(rows)), strict=True):
         assert out.dtype == low
         torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=3e-2)
-        found, wanted = (torch.autograd.grad(one.float().square().sum(), table, retain_graph=True) for one in (out, expected))
+        found, wanted = (
+            torch.autograd.grad(one.float().square().sum(), table, retain_graph=True) for one in (out, expected)
+        )
         assert found[0].dtype == torch.float32
         assert (found[0] - wanted[0]).norm() <= 3e-2 * wanted[0].norm()
     assert added.dtype == low

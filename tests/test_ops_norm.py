@@ -48,7 +48,7 @@ def assert_alike(actual: Tensor, expected: Tensor, learnt: list[Tensor], toleran
     assert actual.shape == expected.shape
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     grad = torch.randn_like(expected)
-    found, wanted = (torch.autograd.grad(y, learnt, grad) for y in (actual, expected))
+    found, wanted = (torch.autograd.grad(y, learnt, grad, retain_graph=True) for y in (actual, expected))
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
@@ -187,7 +187,8 @@ def test_normed_linear_under_autocast(at_hand: bool) -> None:
             low = layer(x, skip=skip, activation="silu")
     assert found.dtype == torch.bfloat16
     exact = plain_layer(layer, x, skip, "silu")
-    assert (found - exact).norm() < max(1e-2, 1.5 * float((low - exact).norm() / exact.norm())) * exact.norm()
+    with torch.no_grad():
+        assert (found - exact).norm() < 1e-2 * exact.norm() + 1.5 * (low - exact).norm() < 0.1 * exact.norm()
     grads, expected = (torch.autograd.grad(one.float().square().sum(), learnt) for one in (found, exact))
     for one, other in zip(grads, expected, strict=True):
         assert one.dtype == torch.float32
@@ -232,7 +233,7 @@ def doubled(_module: nn.Module, _inputs: Any, result: Tensor) -> Tensor:
         lambda layer: layer[0].register_forward_hook(doubled),
         lambda layer: layer[1].register_forward_hook(doubled),
         lambda layer: layer[1].register_forward_pre_hook(lambda _module, inputs: (inputs[0] + 1,)),
-        lambda layer: setattr(layer[0], "forward", torch.relu),
+        lambda layer: setattr(layer[0], "forward", lambda x: F.linear(x, -layer[0].weight, layer[0].bias)),
     ],
     ids=[
         "torch's linear", "subclass", "no map", "no bias", "torch's norm", "other norm", "norm without bias",

@@ -13,7 +13,7 @@ LOW = torch.bfloat16
 
 
 def weights() -> list[torch.Tensor]:
-    return [nn.Parameter(torch.randn(*shape)) for shape in ((3, 5), (7,), (), (64, 2), (0, 4))]
+    return [nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (7,), (), (64, 2), (0, 4))]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class NormedLinear(nn.Sequential):
         dtype = product_dtype(x)
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
         width = len(linear.weight)
-        skip = None if skip is None else skip.reshape(-1, width).to(dtype)
+        skip = None if skip is None else skip.reshape(-1, width).to(dtype).contiguous()
         low = cast(linear.weight, dtype), cast(linear.bias, dtype)
         out = _NormedLinear.apply(  # type: ignore[no-untyped-call]
             norm.eps, activation is not None, *low, rows, skip, linear.weight, linear.bias, norm.weight, norm.bias
@@ -70,7 +70,7 @@ def layer_norm(
         return _skipped(F.layer_norm(x, x.shape[-1:], scale, shift, eps), skip, activation)
     dtype = product_dtype(x)
     rows = x.reshape(-1, x.shape[-1])
-    skip_rows = None if skip is None else skip.reshape(rows.shape).to(dtype)
+    skip_rows = None if skip is None else skip.reshape(rows.shape).to(dtype).contiguous()
     arguments = (dtype, eps, activation is not None, rows, scale, shift, skip_rows)
     normed: Tensor = _LayerNorm.apply(*arguments)  # type: ignore[no-untyped-call]
     return normed.view(x.shape)
