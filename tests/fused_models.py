@@ -1,17 +1,20 @@
-"""What tests of fused scans share: operators with weights that hide nothing, and outcomes to compare."""
+"""What tests of fused scans share: operators with weights that hide nothing, scans, and outcomes to compare."""
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from logdepth import ScanState, scan
+from logdepth import ScanState, reduce, scan
 from logdepth.operators import GRC, MLPLDRU, PostMerge
+from logdepth.operators.fused import FusedOperator
+from logdepth.ops import kernels
 from logdepth.ops.activation import ActivationName
-from logdepth.scanning import Operator, OperatorPair
+from logdepth.scanning import Operator, OperatorPair, ScanResult
+from logdepth.scanning.merge import operator_pair
 
 WIDTH = 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,9 +70,34 @@ def elements_of(*shape: int) -> Tensor:
 
 def state_of(operator: Operator | OperatorPair, lengths: Sequence[int]) -> ScanState:
     """A state of rows of these lengths, its tables to be differentiated."""
-    state = scan(operator, elements_of(len(lengths), max(lengths)), lengths=lengths).state
+    state = scan_by(False, operator, elements_of(len(lengths), max(lengths)), lengths=lengths).state
     tables = (one.detach().requires_grad_() for one in (state.blocks, state.prefixes))
     return ScanState(state.row_lengths, *tables)
+
+
+def why_plain(operator: Operator | OperatorPair, elements: Tensor) -> str | None:
+    """None where a scan of such elements runs by kernels; otherwise the reason."""
+    up, down = operator_pair(operator)
+    assert isinstance(up, FusedOperator)
+    with kernels(True):
+        reason = up.why_plain(down, elements)
+        assert (up.sweep_with(down, elements) is None) == (reason is not None)
+    return reason
+
+
+def scan_by(
+    by_kernels: bool, operator: Operator | OperatorPair, elements: Tensor, state: ScanState | None = None, **layout: Any
+) -> ScanResult:
+    """A scan by kernels, which must apply, or without any."""
+    assert not by_kernels or why_plain(operator, elements) is None
+    with kernels(by_kernels):
+        return scan(operator, elements, state, **layout)
+
+
+def reduce_by(by_kernels: bool, operator: Operator | OperatorPair, elements: Tensor, **layout: Any) -> Tensor:
+    assert not by_kernels or why_plain(operator, elements) is None
+    with kernels(by_kernels):
+        return reduce(operator, elements, **layout)
 
 
 class Outcome(NamedTuple):

@@ -25,8 +25,8 @@ WIDTHS = (448, 512, 1536)
 def launched_kernels() -> set[str]:
     """`module.kernel` of every launch `kernel[grid](…)` in the sources."""
     return {
-        f"{path.stem}.{kernel}"
-        for path in (ROOT / "logdepth" / "kernels").glob("*.py")
+        f"{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}.{kernel}"
+        for path in (ROOT / "logdepth").rglob("*.py")
         for kernel in re.findall(r"^ +(_\w+)\[.+\]\(", path.read_text(), flags=re.MULTILINE)
     }
 
@@ -70,7 +70,7 @@ def compile_instead_of_launching() -> None:
     def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
         def compile_for(*arguments: Any, **options: Any) -> None:
             compiled = kernel.run(*arguments, grid=grid, warmup=True, **options)
-            name = f"{kernel.fn.__module__.rsplit('.', 1)[-1]}.{kernel.fn.__name__}"
+            name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
             print(json.dumps({"kernel": name, "usage": resources(compiled.asm["cubin"])}), flush=True)
 
         return compile_for
@@ -93,19 +93,20 @@ def resources(binary: bytes) -> str:
 
 def launch_everything(width: int) -> None:
     """As the library does on a GPU; the values do not matter."""
-    from logdepth.kernels import (
-        activation,
+    from logdepth.operators.fused import pairs_kernel
+    from logdepth.operators.grc import few_rows_kernel as few_rows_of_grc
+    from logdepth.operators.grc import gate_kernel
+    from logdepth.operators.mlp_ldru import weigh_kernel
+    from logdepth.ops import (
+        activation_kernel,
         column_sums,
-        cross_entropy,
-        few_rows,
-        gate,
-        linear,
-        lookup,
-        norm,
-        pairs,
-        weigh,
+        cross_entropy_kernel,
+        few_rows_kernel,
+        linear_kernel,
+        lookup_kernel,
+        norm_kernel,
+        rows_kernel,
     )
-    from logdepth.kernels import rows as whole_rows
 
     rows, low = 64, torch.bfloat16
     states, pair = torch.empty(3 * rows, width, dtype=low), torch.empty(rows, 2 * width, dtype=low)
@@ -115,43 +116,42 @@ def launch_everything(width: int) -> None:
     dropout: dict[str, Any] = {"first": 0, "rate": 0.1, "seed": seed}
     hidden: dict[str, Any] = {"activation": "silu", "site": 2, **dropout}
 
-    pairs.gather_pairs(states, some, some, pair, **dropout)
-    pairs.add_pair_gradients(states, some, some, pair, **dropout)
-    activation.activate(gates, gates, **hidden)
-    activation.activate_backward(gates, gates, sums, **hidden)
-    for to in (None, some):
-        gate.gate(gates, states, some, some, vector, vector, 1e-5, results, to)
-        norm.residual_normed(results, results, vector, vector, results, to, eps=1e-5, **dropout)
-    gate.gate_backward(results, gates, states, some, some, vector, 1e-5, states, sums)
-    norm.fill_normed(results, vector, vector, results, results, eps=1e-5, silu=True)
-    norm.normed_backward(results, results, vector, vector, results, results, results, sums, eps=1e-5, silu=True)
-    norm.residual_normed_backward(results, results, results, vector, sums, eps=1e-5, **dropout)
+    pairs_kernel.gather_pairs(states, some, some, pair, **dropout)
+    pairs_kernel.add_pair_gradients(states, some, some, pair, **dropout)
+    activation_kernel.activate(gates, gates, **hidden)
+    activation_kernel.activate_backward(gates, gates, sums, **hidden)
+    gate_kernel.gate(gates, states, some, some, vector, vector, 1e-5, results)
+    norm_kernel.residual_normed(results, results, vector, vector, results, eps=1e-5, **dropout)
+    gate_kernel.gate_backward(results, gates, states, some, some, vector, 1e-5, states, sums)
+    norm_kernel.fill_normed(results, vector, vector, results, results, eps=1e-5, silu=True)
+    norm_kernel.normed_backward(results, results, vector, vector, results, results, results, sums, eps=1e-5, silu=True)
+    norm_kernel.residual_normed_backward(results, results, results, vector, sums, eps=1e-5, **dropout)
     double = torch.empty(2 * width)
-    weigh.weigh(pair, pair, double, double, pair, eps=1e-5)
-    weigh.weigh_backward(pair, pair, pair, double, double, pair, sums, eps=1e-5)
+    weigh_kernel.weigh(pair, pair, double, double, pair, eps=1e-5)
+    weigh_kernel.weigh_backward(pair, pair, pair, double, double, pair, sums, eps=1e-5)
     column_sums.column_sums(sums)
-    whole_rows.scaled(results, vector[:1])
-    whole_rows.scatter_rows(states, tokens, results)
+    rows_kernel.scaled(results, vector[:1])
+    rows_kernel.scatter_rows(states, tokens, results)
 
     leaf: dict[str, Any] = {"eps": 1e-5, "rate": 0.1, "seed": seed}
-    lookup.leaves(states, tokens, vector, vector, results, **leaf)
-    lookup.leaves_backward(results, states, tokens, vector, results, **leaf)
-    lookup.look_up(states, tokens, results)
-    lookup.add_looked_up(results, states, tokens, 0.1)
-    lookup.sum_by_token(results, lookup.order_of(tokens, len(states)))
-    cross_entropy.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
+    lookup_kernel.leaves(states, tokens, vector, vector, results, **leaf)
+    lookup_kernel.leaves_backward(results, states, tokens, vector, results, **leaf)
+    lookup_kernel.look_up(states, tokens, results)
+    lookup_kernel.add_looked_up(results, states, tokens, 0.1)
+    lookup_kernel.sum_by_token(results, lookup_kernel.order_of(tokens, len(states)))
+    cross_entropy_kernel.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
 
     weight, square = torch.empty(4 * width, 2 * width, dtype=low), torch.empty(4 * width, 4 * width, dtype=low)
-    apart = states.as_strided((rows, 2, width), (2 * width, width * rows, 1))
-    for operands in (pair, apart):
-        linear.linear_activated(operands, weight, bias, gates, **hidden)
+    into_state = square[:width]
+    linear_kernel.linear_activated(pair, weight, bias, gates, **hidden)
     for count in (1, rows):
         both = states[:count], states[:count]
-        few_rows.linear(both, weight, bias, gates[:count], activation="silu")
-        few_rows.linear([pair[:count]], weight, bias, gates[:count], activation="silu")
+        few_rows_kernel.linear(both, weight, bias, gates[:count], activation="silu")
+        few_rows_kernel.linear([pair[:count]], weight, bias, gates[:count], activation="silu")
         mixed = torch.empty(count, width)
-        few_rows.mix(gates[:count], square, bias, *both, mixed)
-        few_rows.settle(mixed, few_rows.Norm(vector, vector, 1e-5), results[:count])
+        few_rows_of_grc.mix(gates[:count], square, bias, *both, mixed)
+        few_rows_kernel.linear([gates[:count]], into_state, bias, mixed, residual=mixed)
+        norm_kernel.fill_normed(mixed, vector, vector, None, results[:count], eps=1e-5, silu=False)
 
 
 if __name__ == "__main__":

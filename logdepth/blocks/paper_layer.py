@@ -17,8 +17,9 @@ from logdepth.blocks.block import Block
 from logdepth.blocks.embedding_net import EmbeddingNet
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
-from logdepth.ops import LayerNorm, TokenLookup, scaled_linear, use_kernels
-from logdepth.ops.dropout import rate_of
+from logdepth.ops import LayerNorm, Linear, TokenLookup, scaled_linear, use_kernels
+from logdepth.ops.dispatch import is_unmodified
+from logdepth.ops.dropout import drops
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import Operator, OperatorPair, ScanState, scan
 from logdepth.scanning.static_state import StaticScanState
@@ -101,13 +102,17 @@ class PaperLayer(Block):
         """The elements of the scan."""
         if isinstance(x, Tensor):
             return self._leaves(x)
-        if self.leaf_norm is None or not rate_of(self.leaf_dropout):
+        if drops(self.embedding_net):  # as modified ones may: the leaf of a token is then not the same each time
+            return self._leaves(x.tensor())
+        if self.leaf_norm is None or not drops(self.leaf_dropout):
             return x.map(self._leaves)
         return x.map_with_norm(self._hidden, self.leaf_norm, self.leaf_dropout)
 
     def output(self, prefixes: Tensor, x: Tensor | TokenLookup) -> Tensor:
         """The residual stream after the layer."""
         share = self.config.input_residual
+        if isinstance(x, TokenLookup) and not is_unmodified(self.out_of_state, {"": Linear}):
+            x = x.tensor()  # others may hold the output, which `add_to` would overwrite
         out: Tensor = self.out_of_state(prefixes)
         out = torch.add(out, x, alpha=share) if isinstance(x, Tensor) else x.add_to(out, share)
         if not self.config.residual:

@@ -26,7 +26,7 @@ from logdepth.ops import (
 )
 from logdepth.ops import token_losses as losses_of_tokens
 from logdepth.ops.attention import sinusoids
-from logdepth.ops.dispatch import on_device_of
+from logdepth.ops.dispatch import is_unmodified, on_device_of
 from logdepth.ops.dropout import rate_of
 from logdepth.ops.precision import has_casts
 from logdepth.ranges import check_dropouts
@@ -208,8 +208,8 @@ class LM(LanguageModel):
 
     def _embedded(self, tokens: Tokens, layout: Layout) -> Tensor | TokenLookup:
         config, weight = self.config, self.embedding.weight
-        plain = config.positions == "none" and not config.scale_embedding and not rate_of(self.embed_dropout)
-        if plain and self.blocks[0].accepts_lookup and type(self.embedding) is nn.Embedding:
+        plain = config.positions == "none" and not config.scale_embedding and self._embeds_by_lookup()
+        if plain and self.blocks[0].accepts_lookup:
             return TokenLookup(weight, tokens, self._frozen)
         x: Tensor = self.embedding(tokens)
         if config.scale_embedding:
@@ -218,6 +218,14 @@ class LM(LanguageModel):
             x = x + sinusoids(layout.positions(x.device), config.dim).to(x.dtype)
         embedded: Tensor = self.embed_dropout(x)
         return embedded
+
+    def _embeds_by_lookup(self) -> bool:
+        """Whether embedding and dropout are as they are built, and amount to rows of the table."""
+        embedding, dropout = self.embedding, self.embed_dropout
+        if not (is_unmodified(embedding, {"": nn.Embedding}) and is_unmodified(dropout, {"": nn.Dropout})):
+            return False
+        options = (embedding.max_norm is not None, embedding.scale_grad_by_freq, embedding.sparse)
+        return embedding.padding_idx is None and not any(options) and not rate_of(dropout)
 
     def _casts(self) -> AbstractContextManager[None]:
         """All weights of linear maps in the dtype of products at once, where kernels will read them."""

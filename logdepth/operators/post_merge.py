@@ -3,6 +3,7 @@
 merged ← LN(merged + fc(merged)),   fc = W2 · act(W1 · x), D → hidden · D → D, then dropout
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -85,6 +86,11 @@ class PostMerge(FusedOperator):
         assert isinstance(self.operator, FusedOperator)
         return self.operator.cell()
 
+    def parts_as_built(self) -> Mapping[str, type]:
+        assert isinstance(self.operator, FusedOperator)
+        inner = {f"operator.{name}".rstrip("."): kind for name, kind in self.operator.parts_as_built().items()}
+        return {**self.parts, **inner}
+
     def fused_pair(self, down: Operator) -> tuple[FusedOperator, nn.Module | None, bool] | None:
         fits = isinstance(self.operator, FusedOperator) and not isinstance(self.operator, PostMerge)
         return (self.operator, self, down is self) if fits and (down is self or down is self.operator) else None  # type: ignore[return-value]
@@ -99,4 +105,4 @@ class PostMerge(FusedOperator):
         return refined
 
 
-PostMerge.parts = frozenset({PostMerge, Linear, LayerNorm, nn.Dropout})
+PostMerge.parts = {"": PostMerge, "hidden": Linear, "out": Linear, "norm": LayerNorm, "dropout": nn.Dropout}

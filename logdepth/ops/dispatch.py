@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -76,14 +76,18 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_unmodified(module: nn.Module, kinds: Container[type]) -> bool:
+def is_unmodified(module: nn.Module, parts: Mapping[str, type]) -> bool:
     """Whether a kernel may read the module's weights instead of calling its parts.
 
-    That is so where every part is exactly of one of `kinds`, and none has a hook or a `forward` of its own.
+    That is so where its parts are exactly of the classes in `parts`, by their names in `named_modules`, and none lacks
+    a parameter, or has a hook or a `forward` of its own.
     """
-    return all(
-        type(part) in kinds and "forward" not in vars(part) and not any(getattr(part, hooks) for hooks in _HOOKS)
-        for part in module.modules()
+    found = dict(module.named_modules())
+    return {name: type(part) for name, part in found.items()} == parts and all(
+        "forward" not in vars(part)
+        and not any(getattr(part, hooks) for hooks in _HOOKS)
+        and None not in part._parameters.values()
+        for part in found.values()
     )
 
 

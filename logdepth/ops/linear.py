@@ -36,11 +36,14 @@ def linear(
     else:
         dtype = product_dtype(x)
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
-        learns = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias))
+        shape = (*x.shape[:-1], len(weight))
+        every = (x, weight, bias, residual)
+        learns = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in every)
         if not learns and bias is not None:
-            return _without_gradients(rows, weight, bias, activation, residual).view(*x.shape[:-1], len(weight))
+            added = None if residual is None else residual.expand(shape).reshape(-1, len(weight))
+            return _without_gradients(rows, weight, bias, activation, added).view(shape)
         arguments = (rows, cast(weight, dtype), None if bias is None else cast(bias, dtype), weight, bias)
-        out = _Linear.apply(*arguments).view(*x.shape[:-1], len(weight))  # type: ignore[no-untyped-call]
+        out = _Linear.apply(*arguments).view(shape)  # type: ignore[no-untyped-call]
     if activation is not None:
         out = ACTIVATIONS[activation](out)
     return out if residual is None else out + residual
@@ -55,14 +58,16 @@ def _without_gradients(
     weight, bias = cast(weight, rows.dtype), cast(bias, rows.dtype)
     with on_device_of(rows):
         if few_rows_kernel.fits(rows):
-            out = rows.new_empty(len(rows), len(weight))
-            added = None if residual is None else residual.reshape(out.shape)
-            few_rows_kernel.linear([rows], weight, bias, out, activation=activation or "none", residual=added)
+            dtype = rows.dtype if residual is None else torch.promote_types(rows.dtype, residual.dtype)
+            out = rows.new_empty(len(rows), len(weight), dtype=dtype)
+            residual = None if residual is None else residual.contiguous()
+            operand, weight = rows.contiguous(), weight.contiguous()
+            few_rows_kernel.linear([operand], weight, bias, out, activation=activation or "none", residual=residual)
             return out
         out = torch.addmm(bias, rows, weight.t())
         if activation is not None and len(out):
             activate(out, out, activation=activation, first=0, rate=0.0, seed=out, site=0)  # nothing is random
-    return out if residual is None else out + residual.reshape(out.shape)
+    return out if residual is None else out + residual
 
 
 class _Linear(torch.autograd.Function):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.capture import keep
-from logdepth.ops.dispatch import backward_by_kernels, on_device_of, use_kernels
+from logdepth.ops.dispatch import backward_by_kernels, is_unmodified, on_device_of, use_kernels
 from logdepth.ops.dropout import draw_seed, rate_of
+from logdepth.ops.norm import LayerNorm
 from logdepth.ops.precision import product_dtype
 
 if TYPE_CHECKING:  # it needs Triton
@@ -82,8 +83,9 @@ class TokenLookup:
         """h + dropout(LN(h)) for the rows h of `map(function)`; what is dropped differs from token to token."""
         if self.tokens.numel() <= len(self.table):
             return _plus_norm(function(self.tensor()), norm, dropout)
-        table = function(self.table)
-        if not use_kernels(table):
+        table = function(self.table).contiguous()
+        as_built = is_unmodified(dropout, {"": nn.Dropout}) and is_unmodified(norm, {"": type(norm)})
+        if not (use_kernels(table) and as_built and type(norm) in (nn.LayerNorm, LayerNorm)):
             return _plus_norm(self._rows_of(table), norm, dropout)
         arguments = (self, norm.eps, rate_of(dropout), table, norm.weight, norm.bias)
         return _RowsPlusNorm.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]

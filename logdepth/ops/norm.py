@@ -36,18 +36,19 @@ class NormedLinear(nn.Sequential):
 
     def forward(self, x: Tensor, *, skip: Tensor | None = None, activation: Literal["silu"] | None = None) -> Tensor:
         linear, norm = self
+        if not (use_kernels(x) and is_unmodified(self, {"": NormedLinear, "0": Linear, "1": LayerNorm})):
+            return _skipped(norm(linear(x)), skip, activation)
         assert isinstance(linear, Linear)
         assert isinstance(norm, LayerNorm)
-        if not (use_kernels(x) and is_unmodified(self, {NormedLinear, Linear, LayerNorm})):
-            return norm(linear(x), skip=skip, activation=activation)  # type: ignore[no-any-return]
         dtype = product_dtype(x)
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
-        skip = None if skip is None else skip.reshape(len(rows), -1).to(dtype)
+        width = len(linear.weight)
+        skip = None if skip is None else skip.reshape(-1, width).to(dtype).contiguous()
         low = cast(linear.weight, dtype), cast(linear.bias, dtype)
         out = _NormedLinear.apply(  # type: ignore[no-untyped-call]
             norm.eps, activation is not None, *low, rows, skip, linear.weight, linear.bias, norm.weight, norm.bias
         )
-        return out.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+        return out.view(*x.shape[:-1], width)  # type: ignore[no-any-return]
 
 
 def norm_named(name: NormName, width: int) -> nn.Module:
@@ -57,25 +58,28 @@ def norm_named(name: NormName, width: int) -> nn.Module:
 
 def layer_norm(
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
     eps: float = 1e-5,
     *,
     skip: Tensor | None = None,
     activation: Literal["silu"] | None = None,
 ) -> Tensor:
     """act(LN(x) + skip) over the last dimension. As a kernel, the result has the dtype of matrix products with x."""
-    if not use_kernels(x):
-        out = F.layer_norm(x, scale.shape, scale, shift, eps)
-        if skip is not None:
-            out = skip + out
-        return out if activation is None else ACTIVATIONS[activation](out)
+    if scale is None or shift is None or not use_kernels(x):
+        return _skipped(F.layer_norm(x, x.shape[-1:], scale, shift, eps), skip, activation)
     dtype = product_dtype(x)
     rows = x.reshape(-1, x.shape[-1])
-    skip_rows = None if skip is None else skip.reshape(rows.shape).to(dtype)
+    skip_rows = None if skip is None else skip.reshape(rows.shape).to(dtype).contiguous()
     arguments = (dtype, eps, activation is not None, rows, scale, shift, skip_rows)
     normed: Tensor = _LayerNorm.apply(*arguments)  # type: ignore[no-untyped-call]
     return normed.view(x.shape)
+
+
+def _skipped(normed: Tensor, skip: Tensor | None, activation: Literal["silu"] | None) -> Tensor:
+    """act(normed + skip)."""
+    out = normed if skip is None else skip + normed
+    return out if activation is None else ACTIVATIONS[activation](out)
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """FusedOperator: the base of operators that sweep whole scans by kernels, where these apply."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,12 +22,16 @@ class FusedOperator(nn.Module, SelfSweepingOperator):
     """
 
     width: int
-    parts: ClassVar[frozenset[type]]
-    """The classes of the operator and of everything inside it, as it is built."""
+    parts: ClassVar[Mapping[str, type]]
+    """The classes of the operator and of everything inside it, as it is built, by name in `named_modules`."""
 
     @abstractmethod
     def cell(self) -> "type[Cell[Any, Any, Any]]":
         """The class that computes the operator's merges."""
+
+    def parts_as_built(self) -> Mapping[str, type]:
+        """`parts`, and those of an operator inside this one."""
+        return self.parts
 
     def fused_pair(self, down: Operator) -> "tuple[FusedOperator, nn.Module | None, bool] | None":
         """The operator that merges, the net after its merges, and whether the net follows merges of the down-sweep too.
@@ -43,11 +48,13 @@ class FusedOperator(nn.Module, SelfSweepingOperator):
         if pair is None:
             return "kernels need one operator for both sweeps, which a PostMerge may follow in one of them or in both"
         inner, net, _ = pair
-        if not is_unmodified(self, inner.parts | self.parts):
+        if (reason := inner.cell().refusal(inner)) is not None:
+            return reason
+        if not is_unmodified(self, self.parts_as_built()):
             return f"kernels are for operators as they are built; a part of this {type(self).__name__} was changed"
         if any(one.activation not in ACTIVATIONS.values() for one in (inner, net) if one is not None):
             return f"kernels know the activations {', '.join(ACTIVATIONS)}"
-        return inner.cell().refusal(inner)
+        return None
 
     def sweep_with(self, down: Operator, elements: Tensor) -> SweepFunction | None:
         if not use_kernels(elements) or self.why_plain(down, elements) is not None:

@@ -69,4 +69,4 @@ class GRC(FusedOperator):
         return merged
 
 
-GRC.parts = frozenset({GRC, Linear, LayerNorm, nn.Dropout})
+GRC.parts = {"": GRC, "hidden": Linear, "gates": Linear, "norm": LayerNorm, "dropout": nn.Dropout}

@@ -73,4 +73,13 @@ class MLPLDRU(FusedOperator):
         return merged
 
 
-MLPLDRU.parts = frozenset({MLPLDRU, Linear, LayerNorm, nn.Identity})
+MLPLDRU.parts = {
+    "": MLPLDRU,
+    "first": Linear,
+    "second": Linear,
+    "weights": Linear,
+    "norm": LayerNorm,
+    "left_value": Linear,
+    "right_value": Linear,
+    "out": Linear,
+}

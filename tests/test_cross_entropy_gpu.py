@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth import losses
+from logdepth.ops import cross_entropy
 from logdepth.ops.cross_entropy import linear_cross_entropy
 from tests.heads import assert_is_truth, head, truth
 
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.mark.parametrize("vocab", [1, 37, 8000, 50257])
-@pytest.mark.parametrize("chunk_logits", [300 * 8000, losses.CHUNK_LOGITS])
+@pytest.mark.parametrize("chunk_logits", [300 * 8000, cross_entropy.CHUNK_LOGITS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_on_a_gpu(vocab: int, chunk_logits: int, dtype: torch.dtype, chunks_of: Callable[[int], None]) -> None:
     chunks_of(chunk_logits)
     features, weight, targets = head(1000, vocab, dtype, "cuda")
-    targets[[3, 999]] = losses.IGNORED
+    targets[[3, 999]] = cross_entropy.IGNORED
     loss = linear_cross_entropy(features, weight, targets)
     tolerance = {torch.float64: 1e-10, torch.float32: 5e-5}.get(dtype, 2e-2)
     assert_is_truth(loss, features, weight, targets, scale=3.0, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("chunk_logits", [128 * 8000, losses.CHUNK_LOGITS])
+@pytest.mark.parametrize("chunk_logits", [128 * 8000, cross_entropy.CHUNK_LOGITS])
 def test_autocast_on_a_gpu(chunk_logits: int, chunks_of: Callable[[int], None]) -> None:
     chunks_of(chunk_logits)
     features, weight, targets = head(1000, 8000, device="cuda")
@@ -75,4 +75,4 @@ def test_memory_on_a_gpu() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         linear_cross_entropy(features, weight, targets).backward()
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < 3 * 2 * losses.CHUNK_LOGITS  # all logits in bfloat16 would be 6 chunks of them
+    assert peak < 3 * 2 * cross_entropy.CHUNK_LOGITS  # all logits in bfloat16 would be 6 chunks of them

@@ -1,15 +1,14 @@
-"""Matrix products by kernels are the plain ones, with an activation and dropout after them."""
+"""Matrix products of many rows equal the plain ones, with the activation and dropout after them."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from logdepth.kernels import linear as products
+from logdepth.ops import linear_kernel as products
 from logdepth.ops.activation_kernel import activate
 from logdepth.ops.linear_kernel import linear_activated
 from tests.kernel_numbers import (
@@ -63,22 +62,6 @@ def test_linear_activated_drops_what_the_activation_alone_drops(
         assert_close(out, hidden, dtype)
 
 
-@pytest.mark.usefixtures("small_tiles")
-@product_dtypes
-@pytest.mark.parametrize(("step", "apart"), [(2, 1), (4, 2), (3, 1), (8, 4)])
-def test_rows_may_be_pairs_at_equal_distances(step: int, apart: int, dtype: torch.dtype) -> None:
-    rows, width = 37, 64 if GPU else 16
-    states = random(step * rows + apart, width, dtype=dtype)
-    pairs = states[1:].as_strided((rows, 2, width), (step * width, apart * width, 1))
-    weight, bias = random(48, 2 * width, dtype=dtype), random(48, dtype=dtype)
-    weight /= width**0.5
-    out, wanted = (torch.empty(rows, 48, dtype=dtype, device=DEVICE) for _ in range(2))
-    settings: dict[str, Any] = {"activation": "silu", "site": 2, **dropout(0.4, first=3)}
-    linear_activated(pairs, weight, bias, out, **settings)
-    linear_activated(pairs.reshape(rows, 2 * width), weight, bias, wanted, **settings)
-    assert torch.equal(out, wanted)
-
-
 def test_which_products_fit() -> None:
     """Many rows in a low precision, on a GPU that copies tiles by itself."""
     copies = GPU and torch.cuda.get_device_capability() >= (9, 0)
@@ -90,16 +73,19 @@ def test_which_products_fit() -> None:
     assert not products.fits(many, weight[:100])
 
 
-def test_which_pairs_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shape", "strides", "fits"),
+    [
+        ((products.FEWEST_ROWS, 64), (64, 1), True),
+        ((products.FEWEST_ROWS, 64), (128, 1), True),  # rows apart
+        ((products.FEWEST_ROWS, 64), (32, 1), False),  # rows that overlap
+        ((products.FEWEST_ROWS, 64), (1, products.FEWEST_ROWS), False),  # columns apart
+        ((products.FEWEST_ROWS - 1, 64), (64, 1), False),
+    ],
+)
+def test_which_strides_fit(
+    shape: tuple[int, int], strides: tuple[int, int], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "_copies_tiles", lambda _device: True)
-    states = torch.empty(2**40, 64, dtype=torch.bfloat16, device="meta")
-    weight = torch.empty(256, 128, dtype=torch.bfloat16, device="meta")
-
-    def pairs(step: int, apart: int, width: int = 64) -> Tensor:
-        return states.as_strided((products.FEWEST_ROWS, 2, width), (step * 64, apart * 64, 1))
-
-    assert products.fits(pairs(2, 1), weight)
-    assert products.fits(pairs(2**26, 2**25 - 2), weight)
-    assert not products.fits(pairs(2**26, 2**25 - 1), weight)  # the copy engine counts in 32 bits
-    assert not products.fits(pairs(2, 2), weight)  # rows that overlap
-    assert not products.fits(pairs(2, 1, 32), weight[:, :64])
+    x = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+    assert products.fits(x, torch.empty(256, 64, dtype=torch.bfloat16, device="meta")) == fits

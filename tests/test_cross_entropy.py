@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from logdepth import losses
-from logdepth.kernels import usable_on
-from logdepth.ops.cross_entropy import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy
+from logdepth.ops import cross_entropy, kernels
+from logdepth.ops.cross_entropy import _linear_cross_entropy, _rows_of_a_chunk, linear_cross_entropy, token_losses
+from logdepth.ops.dispatch import runnable_on
 from tests.heads import assert_is_truth, head, truth
 
 CPU = torch.device("cpu")
 
 with_kernel = pytest.param(
-    True, id="kernel", marks=pytest.mark.skipif(not usable_on(CPU), reason="needs Triton's interpreter")
+    True, id="kernel", marks=pytest.mark.skipif(not runnable_on(CPU), reason="needs Triton's interpreter")
 )
 plain_and_kernel = pytest.mark.parametrize("use_kernel", [pytest.param(False, id="torch"), with_kernel])
 
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_the_plain_ones(
 def test_float64_is_exact_for_any_chunks(rows: int, vocab: int, chunk_logits: int, scale: float) -> None:
     features, weight, targets = head(rows, vocab, torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "CHUNK_LOGITS", chunk_logits)
+        patch.setattr(cross_entropy, "CHUNK_LOGITS", chunk_logits)
         loss = linear_cross_entropy(features, weight, targets)
     assert loss.dtype == torch.float64
     expected = truth(features, weight, targets, scale)
@@ -178,14 +178,14 @@ def test_a_probable_token_after_many_improbable_ones(use_kernel: bool, chunks_of
 def test_ignored_rows_do_not_count(use_kernel: bool, chunks_of: Callable[[int], None]) -> None:
     chunks_of(10 * 37)
     features, weight, targets = head(25, 37)
-    targets[[0, 7, 24]] = losses.IGNORED
+    targets[[0, 7, 24]] = cross_entropy.IGNORED
     loss = _linear_cross_entropy(features, weight, targets, use_kernel=use_kernel)
     assert_is_truth(loss, features, weight, targets)
     assert features.grad is not None
     assert not features.grad[[0, 7, 24]].any()
 
 
-@pytest.mark.skipif(not usable_on(CPU), reason="needs Triton's interpreter")
+@pytest.mark.skipif(not runnable_on(CPU), reason="needs Triton's interpreter")
 @pytest.mark.parametrize("wrong", [-1, 64])
 def test_a_target_outside_the_vocabulary_shows_in_the_loss(wrong: int) -> None:
     """A GPU cannot raise without being waited for."""
@@ -212,7 +212,7 @@ def test_without_a_row_that_counts_there_is_no_mean_and_no_gradient(
 ) -> None:
     chunks_of(10 * 37)
     features, weight, targets = head(25, 37)
-    loss = _linear_cross_entropy(features, weight, targets.fill_(losses.IGNORED), use_kernel=use_kernel)
+    loss = _linear_cross_entropy(features, weight, targets.fill_(cross_entropy.IGNORED), use_kernel=use_kernel)
     assert loss.isnan()
     for grad in torch.autograd.grad(loss, (features, weight)):
         assert not grad.any()
@@ -287,10 +287,10 @@ def test_no_tensor_holds_all_logits(use_kernel: bool, chunks_of: Callable[[int],
 def test_chunks_are_few_and_equal(rows: int, vocab: int) -> None:
     chunk = _rows_of_a_chunk(rows, vocab)
     assert 1 <= chunk <= rows
-    assert chunk * vocab <= losses.CHUNK_LOGITS
-    assert chunk == rows or chunk % losses.ROW_TILE == 0
+    assert chunk * vocab <= cross_entropy.CHUNK_LOGITS
+    assert chunk == rows or chunk % cross_entropy.ROW_TILE == 0
     number = -(-rows // chunk)
-    assert (number - 1) * (chunk - losses.ROW_TILE) < rows  # one tile of rows less in each would not do
+    assert (number - 1) * (chunk - cross_entropy.ROW_TILE) < rows  # one tile of rows less in each would not do
 
 
 @pytest.mark.parametrize(("vocab", "chunk"), [(1500, 16384), (8000, 8192), (50000, 1280), (2**27, 1)])
@@ -298,10 +298,84 @@ def test_chunks_of_the_usual_batch(vocab: int, chunk: int) -> None:
     assert _rows_of_a_chunk(32 * 512, vocab) == chunk
 
 
+@plain_and_kernel
+@pytest.mark.parametrize("chunk_logits", [1, 10 * 37, 10**6], ids=["rows", "chunks", "at once"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_losses_of_tokens(
+    use_kernel: bool, chunk_logits: int, dtype: torch.dtype, chunks_of: Callable[[int], None]
+) -> None:
+    chunks_of(chunk_logits)
+    features, weight, targets = head(25, 37, dtype)
+    targets[[0, 7, 24]] = cross_entropy.IGNORED
+    expected = F.cross_entropy(F.linear(features.double(), weight.double()), targets, reduction="none")
+    with kernels(use_kernel):
+        losses = token_losses(features, weight, targets)
+        mean = linear_cross_entropy(features, weight, targets)
+    assert losses.dtype == torch.float32
+    assert not losses.requires_grad
+    assert losses[[0, 7, 24]].tolist() == [0.0] * 3
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(losses.sum() / 22, mean, rtol=1e-4, atol=0.0)
+
+
+def test_losses_of_tokens_of_double_precision_are_exact(chunks_of: Callable[[int], None]) -> None:
+    features, weight, targets = head(25, 37, torch.float64)
+    expected = F.cross_entropy(F.linear(features, weight), targets, reduction="none").detach()
+    for chunk_logits in (1, 10 * 37, 10**6):
+        chunks_of(chunk_logits)
+        with kernels(True):  # which have fewer bits
+            torch.testing.assert_close(token_losses(features, weight, targets), expected, rtol=1e-12, atol=1e-12)
+
+
+@plain_and_kernel
+def test_losses_of_tokens_under_autocast(use_kernel: bool, chunks_of: Callable[[int], None]) -> None:
+    chunks_of(10 * 37)
+    features, weight, targets = head(25, 37)
+    with torch.autocast("cpu", torch.bfloat16), kernels(use_kernel):
+        losses = token_losses(features, weight, targets)
+        logits = F.linear(features, weight).float()
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), rtol=1e-5, atol=1e-6)
+
+
+@plain_and_kernel
+def test_no_rows_have_no_losses(use_kernel: bool) -> None:
+    features, weight, targets = head(0, 37)
+    with kernels(use_kernel):
+        assert token_losses(features, weight, targets).shape == (0,)
+        assert linear_cross_entropy(features, weight, targets).isnan()
+
+
+def test_losses_of_tokens_need_a_target_a_row() -> None:
+    features, weight, targets = head(5, 37)
+    with pytest.raises(ValueError, match="5 rows of features need as many targets, not \\(4,\\)"):
+        token_losses(features, weight, targets[1:])
+
+
+@pytest.mark.skipif(not runnable_on(CPU), reason="needs Triton's interpreter")
+def test_the_scope_of_kernels_decides(chunks_of: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks_of(10 * 37)
+    features, weight, targets = head(25, 37)
+    used: list[bool] = []
+    original = cross_entropy._losses_in_chunks
+
+    def watched(features: Tensor, weight: Tensor, targets: Tensor, use_kernel: bool, *learn: bool) -> Any:
+        used.append(use_kernel)
+        return original(features, weight, targets, use_kernel, *learn)
+
+    monkeypatch.setattr(cross_entropy, "_losses_in_chunks", watched)
+    for enabled in (True, False, None):
+        with kernels(enabled):
+            linear_cross_entropy(features, weight, targets)
+            token_losses(features, weight, targets)
+    assert used == [True, True, False, False, False, False]
+
+
 def test_triton_is_imported_only_where_it_is_used() -> None:
     code = (
-        "import sys, torch, logdepth.ops.cross_entropy as losses; losses.CHUNK_LOGITS = 8; "
-        "losses.linear_cross_entropy(torch.ones(4, 2), torch.ones(5, 2), torch.zeros(4).long()); "
+        "import sys, torch; from logdepth.ops import cross_entropy; cross_entropy.CHUNK_LOGITS = 8; "
+        "cross_entropy.linear_cross_entropy(torch.ones(4, 2), torch.ones(5, 2), torch.zeros(4).long()); "
         "assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
