@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from logdepth import losses
+from logdepth.ops import cross_entropy
 from logdepth.scanning.plan_cache import PLANS
 from tests.rounding import round_as_a_gpu
 from tests.tiny_corpus import write_corpus
@@ -56,4 +56,4 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def chunks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets how many logits a head's cross-entropy takes at once."""
-    return lambda logits: monkeypatch.setattr(losses, "CHUNK_LOGITS", logits)
+    return lambda logits: monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", logits)
