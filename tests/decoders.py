@@ -11,6 +11,7 @@ from logdepth.blocks.attention import StaticKeyValues
 from logdepth.blocks.block import StaticTensors
 from logdepth.decoding import Decoder
 from logdepth.models import LM, LMState
+from logdepth.ops import FrozenTable
 from logdepth.scanning.static_state import StaticScanState
 from tests.block_states import close, same_state
 from tests.small_models import SMALL_MODELS, VOCAB, small_model
@@ -74,8 +75,11 @@ def prefilled(model: LM, lengths: list[int]) -> LMState:
         return model.step(tokens, model.init_state(len(lengths)), lengths=lengths)[1]
 
 
-def decoder_of(model: LM, state: LMState, graphs: bool, **settings: Any) -> Decoder:
-    decoder = Decoder(model, state, **settings)
+def decoder_of(model: LM, state: LMState, graphs: bool, leaf_table: bool = False) -> Decoder:
+    """With `graphs`, steps that recur are rehearsed; with `leaf_table`, leaves of all tokens are made at once."""
+    decoder = Decoder(model, state)
+    if leaf_table:
+        decoder._table = FrozenTable(always=True)
     if graphs:
         decoder._graphs = Rehearsed(decoder)
     return decoder

@@ -129,5 +129,5 @@ def test_a_weight_that_is_missing_is_still_an_error(copied: Any) -> None:
     tensors, record = load_tensors(run.weights("best"))
     del tensors["blocks.1.mlp_out.bias"]
     save_tensors(run.weights("best"), tensors, record)
-    with pytest.raises(UserError, match="it has no weight 'blocks.3.out.bias'"):
+    with pytest.raises(UserError, match=r"it has no weight 'blocks\.3\.out\.bias'"):
         run.load()
