@@ -1,19 +1,22 @@
-"""Decoders of small scan models for tests: their steps beside the model's, their graphs rehearsed without a GPU."""
+"""Decoders of small models for tests: their steps beside the model's, their graphs rehearsed without a GPU."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from logdepth.blocks.attention import StaticKeyValues
+from logdepth.blocks.block import StaticTensors
 from logdepth.decoding import Decoder
-from logdepth.models import ScanLM, ScanLMConfig
-from logdepth.models.scan_lm import ScanLMState
-from tests.small_models import SMALL_MODELS, VOCAB
+from logdepth.models import LM, LMState
+from logdepth.ops import FrozenTable
+from logdepth.scanning.static_state import StaticScanState
+from tests.block_states import close, same_state
+from tests.small_models import SMALL_MODELS, VOCAB, small_model
 
-SCAN_MODELS = {name: config for name, config in SMALL_MODELS.items() if isinstance(config, ScanLMConfig)}
-every_model = pytest.mark.parametrize("name", SCAN_MODELS)
+every_model = pytest.mark.parametrize("name", SMALL_MODELS)
 as_graphs = pytest.mark.parametrize("graphs", [False, True], ids=["plain", "graphs"])
 
 
@@ -22,60 +25,67 @@ class Rehearsed:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.recorded: dict[Hashable, tuple[Callable[[], None], list[int]]] = {}
+        self.recorded: dict[Hashable, tuple[Callable[[], Tensor], list[int]]] = {}
         self.replays = 0
 
     def memory(self) -> list[int]:
-        decoder, weights = self.decoder, self.decoder._weights
-        tables = [one for tables in decoder._tables for one in (tables.blocks, tables.prefixes)]
-        layers = [weight for layer in weights.layers for weight in layer.parameters()]
-        own = (decoder._row_tokens, decoder._index, decoder._logits)
-        return [one.data_ptr() for one in (*own, *tables, weights.head, *layers)]
+        decoder = self.decoder
+        own = (decoder._row_tokens, decoder._index, decoder._positions)
+        weights = [*decoder.model.parameters(), *(decoder._casts._copies.values() if decoder._casts else ())]
+        return [one.data_ptr() for one in (*own, *static_tensors(decoder._states), *weights)]
 
     def forget(self) -> None:
         self.recorded.clear()
 
-    def run(self, key: Hashable, compute: Callable[[], None]) -> None:
+    def run(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         self.replays += key in self.recorded
         recorded, memory = self.recorded.setdefault(key, (compute, self.memory()))
         assert memory == self.memory()
-        recorded()
+        logits = recorded()
+        assert memory == self.memory()  # a step changes what is there and moves nothing
+        return logits
 
 
-def built(name: str = "ar-grc") -> ScanLM:
-    torch.manual_seed(1)
-    return SCAN_MODELS[name].build(VOCAB).double().eval()
+def static_tensors(state: Any) -> Iterator[Tensor]:
+    """The memory of static states."""
+    if isinstance(state, StaticScanState):
+        yield from (state.blocks, state.prefixes)
+    elif isinstance(state, StaticKeyValues):
+        yield from (state.keys, state.values, state.positions)
+    elif isinstance(state, StaticTensors):
+        yield from state.tensors
+    elif state is not None:
+        for part in state:
+            yield from static_tensors(part)
 
 
 def random_tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
+def built(name: str = "ar-grc") -> LM:
+    model = small_model(name)
+    assert isinstance(model, LM)
+    return model
 
 
-def same_state(actual: ScanLMState, expected: ScanLMState) -> None:
-    assert actual.lengths.tolist() == expected.lengths.tolist()
-    for one, other in zip(actual.layers, expected.layers, strict=True):
-        close(one.blocks, other.blocks)
-        close(one.prefixes, other.prefixes)
-
-
-def prefilled(model: ScanLM, lengths: list[int]) -> ScanLMState:
+def prefilled(model: LM, lengths: list[int]) -> LMState:
     tokens = random_tokens(len(lengths), max(lengths), seed=7)
     with torch.no_grad():
         return model.step(tokens, model.init_state(len(lengths)), lengths=lengths)[1]
 
 
-def decoder_of(model: ScanLM, state: ScanLMState, graphs: bool, **settings: Any) -> Decoder:
-    decoder = Decoder(model, state, **settings)
+def decoder_of(model: LM, state: LMState, graphs: bool, leaf_table: bool = False) -> Decoder:
+    """With `graphs`, steps that recur are rehearsed; with `leaf_table`, leaves of all tokens are made at once."""
+    decoder = Decoder(model, state)
+    if leaf_table:
+        decoder._table = FrozenTable(always=True)
     if graphs:
         decoder._graphs = Rehearsed(decoder)
     return decoder
 
 
-def check_steps(model: ScanLM, state: ScanLMState, decoder: Decoder, count: int, seed: int = 0) -> ScanLMState:
+def check_steps(model: LM, state: LMState, decoder: Decoder, count: int, seed: int = 0) -> LMState:
     """Some steps by the model and by the decoder; the state after them."""
     for tokens in random_tokens(count, len(state.lengths), seed=seed):
         with torch.no_grad():

@@ -5,13 +5,43 @@ import dataclasses
 import torch
 from torch import nn
 
-from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size, TransformerConfig
+from logdepth.models import MODELS, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, Size, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
 VOCAB = 13
 TINY = Size(embed_width=12, state_width=8, layer_width=16, num_layers=2, num_heads=4)
 SCAN = ScanLMConfig(embed_width=12, operator=GRCConfig(width=8))
 TRANSFORMER = TransformerConfig(embed_width=16, num_layers=2, num_heads=4)
+
+LM_BLOCKS: dict[str, tuple[str, ...]] = {
+    "scan-heads": ("scan:heads=2", "mlp"),
+    "scan-bare": ("scan:operator=mlp-ldru,conv=0,gate=false,norm=layer",),
+    "scan-up": ("scan:heads=2,conv=2,post_merge=up,state_width=8",),
+    "scan-every": ("scan:conv=1,post_merge=every,recompute=true",),
+    "scan-affine": ("scan:operator=affine,heads=3",),
+    "paper-layer-blocks": ("paper-layer:operator.width=8,post_merge=up", "paper-layer:operator.width=6,residual=false"),
+    "rope": ("attention:heads=2,qk_norm=true", "mlp:activation=swiglu,norm=layer,bias=true"),
+    "rope-window-5": ("attention:heads=3,window=5",),
+    "alibi-window-5": ("attention:heads=2,positions=alibi,window=5,bias=true,norm=layer", "mlp:activation=gelu"),
+    "no-positions": ("attention:heads=2,positions=none,qk_norm=true", "mlp:multiple=1"),
+    "window-1": ("attention:heads=2,positions=none,window=1", "scan:conv=3"),
+    "plain-backend": (
+        "attention:heads=2,backend=plain",
+        "attention:heads=2,backend=plain,positions=alibi,window=5",
+    ),
+    "mlp-alone": ("mlp",),
+}
+"""Blocks of models of width 12."""
+HYBRID = LMConfig(
+    dim=12,
+    blocks=("scan:heads=2", "attention:heads=2,window=5", "mlp"),
+    repeats=2,
+    positions="sinusoidal",
+    scale_embedding=True,
+    norm="layer",
+    tied=False,
+    initialisation="gpt2",
+)
 
 SMALL_MODELS: dict[str, ModelConfig] = {
     **{name: row for config in MODELS.values() for name, row in config.rows(TINY).items()},
@@ -22,7 +52,28 @@ SMALL_MODELS: dict[str, ModelConfig] = {
     "affine": dataclasses.replace(SCAN, operator=OPERATORS["affine"](width=8)),
     "alibi-12-heads": dataclasses.replace(TRANSFORMER, embed_width=24, num_heads=12),
     "sinusoidal-untied": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
+    **{name: LMConfig(dim=12, blocks=blocks) for name, blocks in LM_BLOCKS.items()},
+    "hybrid": HYBRID,
 }
+
+
+def small_model(name: str, vocab_size: int = VOCAB) -> LanguageModel:
+    """The model of this name in float64 and eval mode, with the same weights at every call.
+
+    Those of an LM are off their first values: blocks whose output is zero at first would hide every error in them.
+    """
+    torch.manual_seed(1)
+    model = SMALL_MODELS[name].build(vocab_size).double().eval()
+    if isinstance(SMALL_MODELS[name], LMConfig):
+        shake(model, 0.2)
+    return model
+
+
+def shake(module: nn.Module, deviation: float) -> None:
+    """Moves every parameter off its first value."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += deviation * torch.randn_like(parameter)
 
 
 def enlarge(model: nn.Module, factor: float) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth import capture
-from logdepth.capture import Captured, for_replays, keep
+from logdepth.capture import Captured, keep
 from tests.fake_graphs import FakeRecorder, fake_recorder  # noqa: F401 (a fixture)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -33,30 +33,6 @@ def test_a_kind_of_call_runs_twice_and_is_then_replayed(recorder: FakeRecorder) 
         assert recorder.warmups == min(number + 1, 2)
         assert len(recorder.graphs) == (number >= 2)
     assert recorder.graphs[0].replays == 4  # the call that was captured is replayed too: a capture computes nothing
-
-
-def test_what_runs_knows_whether_it_will_be_replayed(recorder: FakeRecorder) -> None:
-    told: list[bool] = []
-
-    def telling(numbers: Tensor) -> Tensor:
-        told.append(for_replays())
-        if numbers.isnan().any():
-            raise ValueError("not a number")
-        return numbers + 1
-
-    function = Captured(telling, warmups=3, max_graphs=1, say=lambda _: None)
-    for _ in range(3):
-        function(torch.zeros(2))
-    with pytest.raises(ValueError, match="not a number"):
-        Captured(telling, warmups=1)(torch.tensor([float("nan")]))
-    assert not for_replays()
-    assert told == [False, False, True, True]
-    function(torch.zeros(2))
-    assert told[4]
-    told.clear()
-    function(torch.zeros(3))  # one kind too many
-    Captured(telling)(torch.zeros(2))
-    assert told == [False, False]
 
 
 def test_results_are_overwritten_unless_they_are_clones(recorder: FakeRecorder) -> None:
@@ -110,7 +86,7 @@ def test_every_difference_that_a_graph_would_bake_in_is_another_kind(
 
 def test_beyond_the_limit_calls_run_without_a_graph_and_it_is_said_once(recorder: FakeRecorder) -> None:
     lines: list[str] = []
-    function = Captured(doubled, warmups=1, max_graphs=2, say=lines.append)
+    function = Captured(doubled, warmups=1, max_graphs=2, on_warning=lines.append)
     for _ in range(3):
         for length in range(1, 6):
             assert function(torch.ones(length)).tolist() == [2] * length
@@ -351,7 +327,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(how: str) -> None:
         return dropped
 
     lines: list[str] = []
-    function, inputs = Captured(stubborn, say=lines.append), [torch.ones(100, device="cuda") for _ in range(5)]
+    function, inputs = Captured(stubborn, on_warning=lines.append), [torch.ones(100, device="cuda") for _ in range(5)]
     stream = torch.cuda.current_stream()
     assert all(
         torch.equal(*pair) for pair in zip(calls_of(stubborn, inputs, 3), calls_of(function, inputs, 3), strict=True)
@@ -361,7 +337,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(how: str) -> None:
     assert "\n" not in line
     assert torch.cuda.current_stream() == stream
     torch.cuda.empty_cache()  # refused by an allocator that takes a capture to be under way
-    after = Captured(lambda numbers: nn.functional.dropout(numbers, 0.5), say=lines.append)
+    after = Captured(lambda numbers: nn.functional.dropout(numbers, 0.5), on_warning=lines.append)
     calls_of(after, inputs)
     assert len(lines) == 1
 

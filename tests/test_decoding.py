@@ -1,6 +1,6 @@
-"""The decoder: the scan's answers from any state, few merges, the same memory in every step that recurs."""
+"""The decoder: the model's answers from any state, few merges, the same memory in every step that recurs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -8,23 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logdepth.decoding.counter import Apart, Together, next_step
-from logdepth.decoding.tables import Tables
 from torch import Tensor
 
+from logdepth.blocks import AttentionBlock
+from logdepth.blocks.attention import StaticKeyValues
 from logdepth.decoding import Decoder
-from logdepth.models import ScanLM
-from tests.decoders import (
-    as_graphs,
-    built,
-    check_steps,
-    close,
-    decoder_of,
-    every_model,
-    prefilled,
-    random_tokens,
-    same_state,
-)
+from logdepth.models import LM
+from logdepth.ops import lookup
+from logdepth.scanning.static_state import StaticScanState
+from logdepth.scanning.step import Apart, Together, next_step
+from tests.block_states import clones_of, close, same_state, tensors_of
+from tests.decoders import as_graphs, built, check_steps, decoder_of, every_model, prefilled, random_tokens
 from tests.small_models import VOCAB
 
 
@@ -42,17 +36,19 @@ def test_steps_give_the_logits_of_the_whole(name: str, graphs: bool) -> None:
 @pytest.mark.parametrize("leaf_table", [False, True], ids=["leaves", "table"])
 def test_rows_of_all_lengths_go_on_together(name: str, graphs: bool, leaf_table: bool) -> None:
     model = built(name)
-    state = prefilled(model, [*range(71), 1023, 1024])
+    attends = any(isinstance(block, AttentionBlock) for block in model.blocks)  # which takes much memory
+    state = prefilled(model, [*range(71), *((127,) if attends else (1023, 1024))])
     decoder = decoder_of(model, state, graphs, leaf_table=leaf_table)
     same_state(decoder.state(), state)
     check_steps(model, state, decoder, 33)
 
 
 @as_graphs
+@pytest.mark.parametrize("name", ["plain", "hybrid"])
 @settings(max_examples=25)
 @given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=40), spread=st.sampled_from([0, 2, 6]))
-def test_any_lengths_at_any_distance(graphs: bool, lengths: list[int], spread: int) -> None:
-    model = built("plain")
+def test_any_lengths_at_any_distance(name: str, graphs: bool, lengths: list[int], spread: int) -> None:
+    model = built(name)
     state = prefilled(model, [length >> spread << spread for length in lengths])
     check_steps(model, state, decoder_of(model, state, graphs), 12)
 
@@ -67,8 +63,9 @@ def test_rows_that_do_not_fit_the_buckets(graphs: bool) -> None:
 
 @as_graphs
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [0, 3, 31, 12]], ids=["together", "apart"])
-def test_tables_grow(graphs: bool, lengths: list[int]) -> None:
-    model = built()
+@pytest.mark.parametrize("name", ["ar-grc", "scan-heads", "transformer-alibi", "hybrid"])
+def test_static_states_grow(name: str, graphs: bool, lengths: list[int]) -> None:
+    model = built(name)
     state = prefilled(model, lengths)
     decoder = decoder_of(model, state, graphs)
     before = decoder.nbytes
@@ -76,10 +73,26 @@ def test_tables_grow(graphs: bool, lengths: list[int]) -> None:
     assert decoder.nbytes > before
 
 
+@pytest.mark.parametrize("name", ["rope-window-5", "alibi-window-5", "mlp-alone"])
+def test_a_window_and_an_mlp_take_no_more_memory_with_time(name: str) -> None:
+    model = built(name)
+    state = prefilled(model, [0, 3, 31, 12])
+    decoder = decoder_of(model, state, graphs=True)
+    before, memory = decoder.nbytes, decoder._graphs.memory()
+    state = check_steps(model, state, decoder, 150)
+    assert decoder.nbytes == before
+    assert decoder._graphs.memory()[3:] == memory[3:]
+    assert (len(decoder._graphs.recorded), decoder._graphs.replays) == (1, 149)  # no step differs from another
+    batch, heads, window, head_width = 4, {"rope-window-5": 3, "alibi-window-5": 2, "mlp-alone": 0}[name], 5, 12
+    assert decoder.nbytes == (0 if not heads else 2 * 8 * batch * window * head_width)
+    assert decoder.state().nbytes == state.nbytes <= decoder.nbytes
+
+
 @as_graphs
 @pytest.mark.parametrize("chosen", [[0, 2, 3, 5], [3, 0, 5, 2], [4], [1, 1, -1, 0, 1, 1, 3], []])
-def test_chosen_rows_go_on_alone(graphs: bool, chosen: list[int]) -> None:
-    model = built("deep")
+@pytest.mark.parametrize("name", ["deep", "scan-up", "alibi-window-5", "hybrid"])
+def test_chosen_rows_go_on_alone(name: str, graphs: bool, chosen: list[int]) -> None:
+    model = built(name)
     state = prefilled(model, [3, 17, 4, 31, 0, 9])
     decoder = decoder_of(model, state, graphs)
     state = check_steps(model, state, decoder, 9).select(chosen)
@@ -93,9 +106,9 @@ def test_chosen_rows_go_on_alone(graphs: bool, chosen: list[int]) -> None:
 
 
 @contextmanager
-def counted(model: ScanLM) -> Iterator[dict[str, int]]:
+def counted(model: LM) -> Iterator[dict[str, int]]:
     """The rows of all merges of the up-sweep, and of all merges."""
-    operator, rows = model.layers[0].operator, {"up": 0, "all": 0}
+    operator, rows = model.blocks[0].operator, {"up": 0, "all": 0}
 
     def add(kind: str, operands: tuple[Tensor, Tensor]) -> None:
         rows[kind] += len(operands[0])
@@ -115,8 +128,8 @@ def test_merges_a_token_do_not_grow_with_the_length(graphs: bool) -> None:
     lengths = np.random.default_rng(3).integers(0, 2**15, batch)
     empty = model.init_state(batch)
     decoder = decoder_of(model, empty, graphs)
-    decoder._hold(empty, levels=16)
-    decoder._stand_at(lengths.copy())  # of rows whose blocks are zeros: the counts are the same
+    decoder._states = [StaticScanState.of(empty.blocks[0], levels=16)]
+    decoder._length, decoder._each = None, lengths.copy()  # of rows whose blocks are zeros: the counts are the same
     tokens = random_tokens(batch)
     with counted(model) as rows:
         for _ in range(count):
@@ -144,17 +157,18 @@ def test_shapes_of_steps() -> None:
     assert shape([15] * 10 + [0] * 90, padded=True) == Apart(100, (100, 50, 25, 16), 100)
 
 
-def test_states_given_and_taken_are_nobody_elses() -> None:
-    model = built()
+@every_model
+def test_states_given_and_taken_are_nobody_elses(name: str) -> None:
+    model = built(name)
     state = prefilled(model, [6, 6, 7])
-    blocks = state.layers[0].blocks.clone()
+    given_tensors = clones_of(state)
     decoder = Decoder(model, state)
     decoder.step(random_tokens(3))
     taken = decoder.state()
-    kept = taken.layers[0].blocks.clone()
+    taken_tensors = clones_of(taken)
     decoder.step(random_tokens(3))
-    assert torch.equal(state.layers[0].blocks, blocks)
-    assert torch.equal(taken.layers[0].blocks, kept)
+    assert all(torch.equal(one, other) for one, other in zip(tensors_of(state), given_tensors, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(tensors_of(taken), taken_tensors, strict=True))
     model.step(random_tokens(3, 2), taken)[0].sum().backward()  # outside inference mode too
 
 
@@ -163,14 +177,20 @@ def test_what_makes_no_sense_is_refused() -> None:
     state = prefilled(model, [4, 2])
     with pytest.raises(ValueError, match="eval mode"):
         Decoder(built().train(), state)
-    with pytest.raises(ValueError, match="the state has 1 layers, the model 3"):
+    with pytest.raises(ValueError, match="the state has 1 blocks, the model 3"):
         Decoder(built("deep"), state)
+    with pytest.raises(TypeError, match="a Decoder takes an LM and a state of it; got Linear and LMState"):
+        Decoder(torch.nn.Linear(1, 1).eval(), state)
+    with pytest.raises(TypeError, match="got LM and tuple"):
+        Decoder(model, state.blocks)
     decoder = Decoder(model, state)
-    with pytest.raises(ValueError, match=r"int64 of shape \(2,\), one a stream; got torch.int64 of shape \(3,\)"):
+    with pytest.raises(TypeError, match="tokens must be a tensor; got list"):
+        decoder.step([1, 2])
+    with pytest.raises(ValueError, match=r"int64 of shape \(2,\), one per row; got torch.int64 of shape \(3,\)"):
         decoder.step(random_tokens(3))
     with pytest.raises(ValueError, match=r"got torch.float32"):
         decoder.step(torch.zeros(2))
-    with pytest.raises(IndexError, match="row 2 is not among the 2 streams"):
+    with pytest.raises(IndexError, match="row 2 is not among the 2 rows"):
         decoder.select([0, 2])
 
 
@@ -183,7 +203,7 @@ def test_after_a_step_that_failed_half_way_there_is_no_other(monkeypatch: pytest
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.layers[1], "output", failing)
+        patch.setattr(model.blocks[1], "output", failing)
         with pytest.raises(MemoryError):
             decoder.step(random_tokens(2))
     with pytest.raises(RuntimeError, match="make a new Decoder"):
@@ -203,43 +223,71 @@ def test_a_token_outside_the_vocabulary_is_refused_on_a_cpu_and_changes_nothing(
 
 
 @as_graphs
-def test_without_memory_to_select_or_to_grow_the_streams_stay_as_they_are(
-    graphs: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "length"), [("ar-grc", 3), ("scan-heads", 3), ("transformer-alibi", 60), ("hybrid", 3)]
+)
+def test_without_memory_to_select_or_to_grow_the_rows_stay_as_they_are(
+    name: str, length: int, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = built()
-    state = prefilled(model, [3, 3, 3, 3])
+    """Also where memory runs out at the last of several states."""
+    model = built(name)
+    state = prefilled(model, [length] * 4)
     decoder = decoder_of(model, state, graphs)
+    moves = 0
 
-    def failing(*_: object) -> Tables:
+    def no_memory(*_: object) -> None:
         raise MemoryError
 
+    def less_memory(original: Callable[..., bool]) -> Callable[..., bool]:
+        def make_room(self: StaticScanState | StaticKeyValues, longest: int) -> bool:
+            nonlocal moves
+            if isinstance(self, StaticScanState):
+                moves += longest.bit_length() > len(self.blocks)
+            else:
+                moves += self.window is None and longest > self.keys.shape[2]
+            if moves == last:
+                raise MemoryError
+            return original(self, longest)
+
+        return make_room
+
     with monkeypatch.context() as patch:
-        patch.setattr(Tables, "of", failing)
+        for kind in (StaticScanState, StaticKeyValues):
+            patch.setattr(kind, "make_room", less_memory(kind.make_room))
+        last = {"ar-grc": 1, "scan-heads": 2, "transformer-alibi": 2, "hybrid": 4}[name]
+        patch.setattr(StaticScanState, "of", no_memory)
+        patch.setattr(StaticKeyValues, "__init__", no_memory)
         with pytest.raises(MemoryError):
             decoder.select([2])
         assert decoder.batch == 4
         for _ in range(4):
             decoder.step(random_tokens(4))
-        with pytest.raises(MemoryError):  # 8 need a level more
+        before = decoder.state()
+        with pytest.raises(MemoryError):  # 8 or 65 need more
             decoder.step(random_tokens(4))
+        same_state(decoder.state(), before)
     check_steps(model, decoder.state(), decoder, 9)
 
 
-def test_leaves_of_large_vocabularies_are_computed_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built()
+@pytest.mark.parametrize("fits", [True, False])
+def test_leaves_of_large_vocabularies_are_computed_as_needed(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = built(), []
     state = prefilled(model, [4, 2])
-    for largest, has_table in ((VOCAB * 8, True), (VOCAB * 8 - 1, False)):
-        monkeypatch.setattr("logdepth.decoding.weights.LARGEST_LEAF_TABLE", largest)
-        monkeypatch.setattr("logdepth.decoding.weights.LEAVES_AT_ONCE", 5)
-        decoder = Decoder(model, state, leaf_table=True)
-        check_steps(model, state, decoder, 3)
-        assert (decoder._weights.leaves is not None) == has_table
+    monkeypatch.setattr(lookup, "MAX_TABLE_ELEMENTS", VOCAB * 12 - (not fits))
+    decoder = decoder_of(model, state, graphs=False, leaf_table=True)
+    hook = model.blocks[0].into_state.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    for tokens in random_tokens(3, 2):
+        decoder.step(tokens)
+    assert rows == ([VOCAB] if fits else [2, 2, 2])
+    hook.remove()
+    check_steps(model, decoder.state(), decoder, 3)
 
 
 @as_graphs
 @pytest.mark.parametrize("lengths", [[1, 1], [1, 2]], ids=["together", "apart"])
-def test_tokens_may_be_written_where_they_are_read(graphs: bool, lengths: list[int]) -> None:
-    model = built()
+@pytest.mark.parametrize("name", ["ar-grc", "hybrid"])
+def test_tokens_may_be_written_where_they_are_read(name: str, graphs: bool, lengths: list[int]) -> None:
+    model = built(name)
     state = prefilled(model, lengths)
     decoder = decoder_of(model, state, graphs)
     mine = decoder.tokens
@@ -261,7 +309,7 @@ def test_tokens_may_be_written_where_they_are_read(graphs: bool, lengths: list[i
 
 
 @as_graphs
-def test_tokens_of_streams_that_are_left(graphs: bool) -> None:
+def test_tokens_of_rows_that_are_left(graphs: bool) -> None:
     model = built()
     state = prefilled(model, [4, 4, 4])
     decoder = decoder_of(model, state, graphs)

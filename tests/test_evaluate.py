@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,33 @@ from torch.nn import functional as F
 
 from logdepth import evaluate as module
 from logdepth.errors import UserError
-from logdepth.evaluate import PAPER_CONTEXTS, evaluate, nats_graphs, perplexity
+from logdepth.evaluate import PAPER_CONTEXTS, evaluate, loss_graphs, perplexity
+from logdepth.models import LM, LanguageModel
+from logdepth.ops import cross_entropy
 from tests.fake_graphs import FakeRecorder, fake_recorder  # noqa: F401 (a fixture)
-from tests.small_models import SMALL_MODELS, VOCAB
+from tests.small_models import SMALL_MODELS, VOCAB, small_model
 from tests.tiny_corpus import store_of
 
 TOKENS = torch.randint(VOCAB, (501,), generator=torch.Generator().manual_seed(3)).tolist()
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)
 
 
-class Uniform(nn.Module):
+class Uniform(LanguageModel):
     """Knows nothing."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.nothing = nn.Parameter(torch.zeros(1))
-        self.weights_held = nullcontext
 
     def forward(self, tokens: Tensor, **_: Any) -> Tensor:
         return torch.zeros(*tokens.shape, self.vocab_size)
+
+    def init_state(self, batch: int) -> tuple[int]:
+        return (batch,)
+
+    def step(self, tokens: Tensor, state: tuple[int], **_: Any) -> tuple[Tensor, tuple[int]]:
+        return self(tokens), state
 
 
 class Certain(Uniform):
@@ -67,7 +73,7 @@ def test_units_of_a_case_computed_by_hand() -> None:
 @every_model
 @pytest.mark.parametrize("context", [1, 13, 32, 499, 500, 2976])
 def test_windows_are_what_they_say(name: str, context: int) -> None:
-    model = SMALL_MODELS[name].build(VOCAB).double()
+    model = small_model(name)
     result = evaluate(model, store_of(TOKENS), context=context)
     expected, positions = 0.0, np.zeros(context)
     for start in range(0, 500, context):
@@ -85,7 +91,7 @@ def test_windows_are_what_they_say(name: str, context: int) -> None:
 
 @pytest.mark.parametrize(("context", "stride"), [(8, 3), (8, 1), (8, 8), (64, 10), (600, 100), (500, 499)])
 def test_strided_windows_predict_every_token_once_with_enough_before_it(context: int, stride: int) -> None:
-    model = SMALL_MODELS["ar-grc"].build(VOCAB).double().eval()
+    model = small_model("ar-grc")
     result = evaluate(model, store_of(TOKENS), context=context, stride=stride)
     assert result.tokens == 500
     expected, counted = 0.0, 0
@@ -104,7 +110,7 @@ def test_strided_windows_predict_every_token_once_with_enough_before_it(context:
 
 @every_model
 def test_long_windows_go_through_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SMALL_MODELS[name].build(VOCAB).double()
+    model = small_model(name)
     whole = evaluate(model, store_of(TOKENS), context=300)
     monkeypatch.setattr(module, "BATCH_TOKENS", 64)
     parts = evaluate(model, store_of(TOKENS), context=300)
@@ -113,7 +119,7 @@ def test_long_windows_go_through_in_parts(name: str, monkeypatch: pytest.MonkeyP
 
 @every_model
 def test_documents_that_start_anew_are_as_if_alone(name: str) -> None:
-    model = SMALL_MODELS[name].build(VOCAB).double().eval()
+    model = small_model(name)
     tokens = [token if number % 11 else 2 for number, token in enumerate(TOKENS)]
     result = evaluate(model, store_of(tokens, separator=2), context=100, reset_at_documents=True)
     expected = 0.0
@@ -129,7 +135,27 @@ def test_documents_that_start_anew_are_as_if_alone(name: str) -> None:
                 expected += F.cross_entropy(logits, targets, reduction="sum").item()
                 begin = place + 1
     assert result.nats == pytest.approx(expected, rel=1e-6)
-    assert result.nats != pytest.approx(evaluate(model, store_of(tokens, separator=2), context=100).nats, rel=1e-6)
+    through = evaluate(model, store_of(tokens, separator=2), context=100).nats
+    assert (result.nats == pytest.approx(through, rel=1e-6)) == (name == "mlp-alone")  # which remembers nothing
+
+
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi", "hybrid"])
+@pytest.mark.parametrize("separator", [None, 2])
+def test_all_logits_of_an_lm_are_never_there_at_once(
+    name: str, separator: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, store = small_model(name), store_of(TOKENS, separator=separator)
+    expected = evaluate(model, store, context=64, reset_at_documents=True).nats
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 40 * VOCAB)
+    monkeypatch.setattr(LM, "logits", pytest.fail)
+    shapes: list[int] = []
+    cross_entropies = cross_entropy._losses_in_chunks
+    monkeypatch.setattr(
+        cross_entropy, "_losses_in_chunks", lambda *these: shapes.append(len(these[0])) or cross_entropies(*these)
+    )
+    found = evaluate(model, store, context=64, reset_at_documents=True).nats
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert max(shapes) > 40  # rows that did not go through the head at once
 
 
 def test_evaluation_leaves_the_model_as_it_was_and_turns_dropout_off() -> None:
@@ -178,19 +204,25 @@ def test_contexts_beyond_the_split_cost_no_memory() -> None:
     assert perplexity(1e6) == math.inf
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi", "hybrid"])
 @pytest.mark.parametrize("every", [3, 40, 10**6])
 def test_documents_go_through_in_parts_too(name: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SMALL_MODELS[name].build(VOCAB).double()
+    model = small_model(name)
     tokens = [2 if number % every == every - 1 else max(token, 3) for number, token in enumerate(TOKENS)]
     store = store_of(tokens, separator=2)
     whole = evaluate(model, store, context=500, reset_at_documents=True)
     sizes: list[int] = []
-    model.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+    original = LM.run
+
+    def run(self: LM, tokens: Tensor, *others: Any) -> Any:
+        sizes.append(tokens.numel())
+        return original(self, tokens, *others)
+
+    monkeypatch.setattr(LM, "run", run)
     monkeypatch.setattr(module, "BATCH_TOKENS", 64)
     parts = evaluate(model, store, context=500, reset_at_documents=True)
     np.testing.assert_allclose(parts.position_nats, whole.position_nats, rtol=1e-5)
-    assert max(sizes, default=0) <= 64
+    assert 0 < max(sizes) <= 64
 
 
 @every_model
@@ -198,13 +230,13 @@ def test_graphs_are_kept_from_one_evaluation_to_the_next_while_weights_change(
     name: str, recorder: FakeRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_TOKENS", 128)
-    model, store = SMALL_MODELS[name].build(VOCAB), store_of(TOKENS)
+    model, store = small_model(name).float(), store_of(TOKENS)
     said: list[str] = []
-    graphs = nats_graphs(model, said.append)
+    graphs = loss_graphs(model, said.append)
     found = []
     for _ in range(4):
         found.append(evaluate(model, store, context=64, graphs=graphs).loss)
-        assert found[-1] == evaluate(model, store, context=64).loss
+        assert found[-1] == evaluate(model, store, context=64, accelerate=False).loss
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1.1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
 from logdepth.errors import UserError
 from logdepth.generate import SamplingConfig, _beginning_of_a_stop, _choose, _ModelSteps, generate
-from logdepth.models import LanguageModel, ScanLM
-from tests.small_models import SMALL_MODELS
+from logdepth.models import LM, LanguageModel
+from tests.small_models import SMALL_MODELS, small_model
 from tests.tiny_corpus import tiny_data
 
 PROMPTS = ["the cat", "", "a small dog remembers every", "my"]
@@ -45,8 +45,7 @@ def texts(
 
 
 def built(name: str, tokenizer: Tokenizer) -> LanguageModel:
-    torch.manual_seed(0)
-    return SMALL_MODELS[name].build(tokenizer.vocab_size).double()
+    return small_model(name, tokenizer.vocab_size)
 
 
 @every_model
@@ -70,16 +69,35 @@ def test_texts_are_those_of_the_models_own_steps(
 
 
 @every_model
-def test_acceleration_falls_back_and_says_so_once(
-    name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, config, said = built(name, tokenizer), SamplingConfig(max_tokens=8), []
-    monkeypatch.setattr(type(model), "accelerate", lambda _: "there is nothing to fuse")
-    found = texts(model, tokenizer, PROMPTS, config, accelerate=True, say=said.append)
-    assert found == texts(model, tokenizer, PROMPTS, config, say=pytest.fail)
-    kind = type(model).__name__
-    own = [] if isinstance(model, ScanLM) else [f"a {kind} generates token by token without CUDA graphs"]
-    assert said == ["there is nothing to fuse; going on without", *own]
+def test_acceleration_changes_nothing_on_a_cpu(name: str, tokenizer: Tokenizer) -> None:
+    model, config = built(name, tokenizer), SamplingConfig(max_tokens=8)
+    found = texts(model, tokenizer, PROMPTS, config, on_warning=pytest.fail)
+    assert found == texts(model, tokenizer, PROMPTS, config, accelerate=False, on_warning=pytest.fail)
+
+
+class Wrapped(LanguageModel):
+    """A model that is no LM."""
+
+    def __init__(self, inner: LM) -> None:
+        super().__init__()
+        self.inner, self.vocab_size = inner, inner.vocab_size
+
+    def forward(self, *arguments: Any, **settings: Any) -> Any:
+        return self.inner(*arguments, **settings)
+
+    def init_state(self, batch: int) -> Any:
+        return self.inner.init_state(batch)
+
+    def step(self, *arguments: Any, **settings: Any) -> Any:
+        return self.inner.step(*arguments, **settings)
+
+
+def test_models_that_are_no_lm_generate_too(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = built("ar-grc", tokenizer), SamplingConfig(max_tokens=12, stop=("e",))
+    assert isinstance(model, LM)
+    expected = texts(model, tokenizer, PROMPTS, config)
+    monkeypatch.setattr("logdepth.generate.Decoder", pytest.fail)
+    assert texts(Wrapped(model), tokenizer, PROMPTS, config) == expected
 
 
 @every_model
@@ -96,7 +114,7 @@ def test_the_end_of_a_document_ends_a_text(tokenizer: Tokenizer) -> None:
     model = built("ar-grc", tokenizer)
     with torch.no_grad():  # a head that always wants the end
         model.embedding.weight.zero_()
-        model.layers[0].out_of_state.bias.fill_(1.0)
+        model.blocks[0].out_of_state.bias.fill_(1.0)
         model.embedding.weight[tokenizer.end_of_document] = 1.0
     config = SamplingConfig(max_tokens=5, temperature=0.0)
     assert texts(model, tokenizer, PROMPTS, config) == [""] * 4
@@ -117,7 +135,7 @@ def test_stop_texts_end_a_row_and_are_left_out(tokenizer: Tokenizer) -> None:
     assert stopped == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize("name", ["ar-grc", "transformer-sinusoidal"])
+@pytest.mark.parametrize("name", ["ar-grc", "transformer-sinusoidal", "hybrid"])
 def test_pieces_join_to_the_decoded_text_also_in_bytes(name: str, corpus: Path) -> None:
     """Random tokens of a byte-level vocabulary: spaces, line breaks and broken characters in every order."""
     lossless = TokenizerConfig(vocab_size=400, lossless=True)

@@ -165,7 +165,7 @@ class Decoder:
         self.tokens = self._row_tokens = tokens
         self._rows, self._kept = np.arange(batch), None
         known = Lengths.of(lengths)
-        self._length, self._each = known.common, known.array()
+        self._length, self._each = known.common, known.array().copy()  # it is counted up in place
         if self._graphs is not None:
             self._graphs.forget()
 

@@ -94,8 +94,9 @@ class LMState(NamedTuple):
 
     def select(self, rows: Sequence[int] | Tensor) -> "LMState":
         """The given rows, in the given order; a row may be repeated or left out."""
-        blocks = tuple(None if one is None else one.select(rows) for one in self.blocks)
-        return LMState(blocks, self.lengths[torch.as_tensor(rows, dtype=torch.int64).cpu()])
+        chosen = torch.arange(len(self.lengths))[torch.as_tensor(rows, dtype=torch.int64).cpu()]  # −1 is the last
+        blocks = tuple(None if one is None else one.select(chosen) for one in self.blocks)
+        return LMState(blocks, self.lengths[chosen])
 
     def detach(self) -> "LMState":
         """The same state, cut from the graph."""

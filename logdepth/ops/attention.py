@@ -48,11 +48,11 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
 
 def rotated(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Rotary embedding of `[batch, heads, length, head_width]` at positions `[length]` or `[batch, length]`."""
-    half = x.shape[-1] // 2
-    frequencies = base ** (-torch.arange(half, device=x.device) / half)
+    half, dtype = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    frequencies = base ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
     angles = (positions[..., None] * frequencies).unsqueeze(-3)  # the heads
     cosine, sine = angles.cos(), angles.sin()
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = x.to(dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
     return turned.to(x.dtype)
 
@@ -89,7 +89,8 @@ def attention(
         bias = bias[None]
     if backend == "plain":
         scores = queries @ keys.mT / math.sqrt(queries.shape[-1]) + bias
-        return scores.float().softmax(-1).to(values.dtype) @ values
+        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        return weights.to(values.dtype) @ values
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
 
 

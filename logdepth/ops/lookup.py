@@ -71,13 +71,12 @@ class TokenLookup:
 
         While weights are frozen and no gradient is needed, the mapped table is kept for later passes.
         """
-        frozen = None if torch.is_grad_enabled() else self.frozen
+        fits = self.table.numel() <= MAX_TABLE_ELEMENTS and not torch.is_grad_enabled()
+        frozen = self.frozen if fits else None
         few = self.tokens.numel() <= len(self.table)
         if few and not (frozen is not None and frozen.always):
             return function(self.tensor())
-        if frozen is None or self.table.numel() > MAX_TABLE_ELEMENTS:
-            return self._rows_of(function(self.table))
-        return self._rows_of(frozen.mapped(function, self.table))
+        return self._rows_of(function(self.table) if frozen is None else frozen.mapped(function, self.table))
 
     def map_with_norm(self, function: Callable[[Tensor], Tensor], norm: nn.LayerNorm, dropout: nn.Dropout) -> Tensor:
         """h + dropout(LN(h)) for the rows h of `map(function)`; what is dropped differs from token to token."""

@@ -25,7 +25,7 @@ class RMSNorm(nn.RMSNorm):
     """x / RMS(x) · scale over the last dimension; its result has the dtype of matrix products with x."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(product_dtype(x))
+        return super().forward(x.to(self.weight.dtype)).to(product_dtype(x))
 
 
 class NormedLinear(nn.Sequential):
