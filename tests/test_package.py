@@ -12,8 +12,18 @@ import logdepth
 ROOT = Path(__file__).parent.parent
 
 
-def run_python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+EXAMPLES = (
+    "README.md",
+    "docs/the-scan.md",
+    "docs/extending.md",
+    "docs/language-models.md",
+    "docs/quickstart.md",
+    "docs/your-own-model.md",
+)
+
+
+def run_python(*arguments: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -31,9 +41,12 @@ def test_the_core_imports_torch_and_numpy_alone() -> None:
 
 
 def test_public_names() -> None:
-    assert logdepth.__all__ == ["ScanResult", "ScanState", "reduce", "scan"]
-    assert callable(logdepth.scan)
-    assert callable(logdepth.reduce)
+    expected = {"LM", "ScanLayer", "ScanResult", "ScanState", "TrainedModel", "load", "recipe", "reduce", "scan", "train"}
+    assert set(logdepth.__all__) == expected | {"__version__"}
+    for name in expected:
+        assert callable(getattr(logdepth, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'scam'"):
+        logdepth.scam  # noqa: B018
 
 
 def test_self_check_runs_uninstalled() -> None:
@@ -43,7 +56,7 @@ def test_self_check_runs_uninstalled() -> None:
     assert run_python("-m", "logdepth", "--version").strip() == f"logdepth {logdepth.__version__}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/the-scan.md", "docs/extending.md", "docs/language-models.md"])
+@pytest.mark.parametrize("document", EXAMPLES)
 def test_python_examples_run_as_printed(document: str, tmp_path: Path) -> None:
     """The blocks of a document are one program, in order; lines `# → text` say what the line before prints."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
@@ -52,7 +65,7 @@ def test_python_examples_run_as_printed(document: str, tmp_path: Path) -> None:
     expected = re.findall(r"# → (.*)", program)
     script = tmp_path / "example.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{program}")
-    assert run_python(str(script)).splitlines() == expected
+    assert run_python(str(script), cwd=tmp_path).splitlines() == expected
 
 
 def test_the_version_is_in_the_changelog_and_the_citation() -> None:
@@ -60,17 +73,15 @@ def test_the_version_is_in_the_changelog_and_the_citation() -> None:
     assert f"version: {logdepth.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_every_file_is_in_the_trees() -> None:
-    """The README names the parts, docs/architecture.md every file of them."""
-    readme, architecture = (ROOT / "README.md").read_text(), (ROOT / "docs" / "architecture.md").read_text()
+def test_every_file_is_in_the_tree() -> None:
+    """docs/architecture.md names every file and folder of the package."""
+    architecture = (ROOT / "docs" / "architecture.md").read_text()
     tree = architecture[architecture.index("## Every file") :]
-    for path in (ROOT / "logdepth").rglob("*.py"):
-        if path.name not in ("__init__.py", "__main__.py"):
-            assert re.search(rf"\s{path.name}\s", tree), f"docs/architecture.md misses {path.relative_to(ROOT)}"
-    for path in (ROOT / "logdepth").iterdir():
+    paths = [path for path in (ROOT / "logdepth").rglob("*") if "__pycache__" not in path.parts]
+    for path in paths:
         name = f"{path.name}/" if path.is_dir() else path.name
-        if name not in ("__init__.py", "__main__.py", "__pycache__/", "py.typed"):
-            assert re.search(rf"\s{name}\s", readme), f"README.md misses logdepth/{name}"
+        if (path.is_dir() or path.suffix == ".py") and name not in ("__init__.py", "__main__.py"):
+            assert re.search(rf"\s{re.escape(name)}\s", tree), f"docs/architecture.md misses {path.relative_to(ROOT)}"
 
 
 def test_git_ignores_nothing_of_the_package() -> None:
