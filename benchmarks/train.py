@@ -1,12 +1,12 @@
 """Measures the training speed of every model in tokens per second, and the share of a step spent outside the model.
 
     python benchmarks/train.py                   # two CPU threads: pydocs recipes, and WikiText-2's at batch size 4
-    python benchmarks/train.py --device cuda     # WikiText-2's and OpenWebText2's recipes; see also --accelerate
+    python benchmarks/train.py --device cuda     # WikiText-2's and OpenWebText2's recipes; see also --no-accelerate
 
 It runs the real training loop, including logging, on random tokens in a real token store. The model's share is the
 forward pass, the backward pass, clipping and AdamW, synchronised with the device. The rest (drawing batches, copying
 them, metrics, progress) is the share outside the model. Synchronising makes that share larger than it is on a GPU,
-where data and model overlap. With --accelerate a step is one CUDA graph and the share is not measured. The time of a
+where data and model overlap. On a GPU a step is one CUDA graph and the share is not measured. The time of a
 checkpoint is reported too. The target for the share is 3 %.
 """
 
@@ -99,7 +99,6 @@ def measure(
         evaluate_every=steps + warmups,
         device=str(device),
         accelerate=accelerate,
-        compile=config.train.compile or accelerate,
     )
     config = dataclasses.replace(config, train=train)
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +151,7 @@ def main() -> None:
         help="untimed steps before them; the third step is captured (default: %(default)s)",
     )
     parser.add_argument("--only", default="", help="only recipes whose name contains this text (default: all)")
-    parser.add_argument("--accelerate", action="store_true", help="train with --train.accelerate and --train.compile")
+    parser.add_argument("--no-accelerate", action="store_true", help="train with --train.no-accelerate")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: none)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -163,7 +162,7 @@ def main() -> None:
     results = {"date": program.today(), "environment": environment(device), "bar": BAR, "rows": []}
     print(f"{'recipe':<36} {'batch':>8} {'ms/step':>10} {'tokens/s':>10}  outside the model")
     for name, config in chosen.items():
-        row = measure(name, config, device, arguments.steps, arguments.warmups, arguments.accelerate)
+        row = measure(name, config, device, arguments.steps, arguments.warmups, not arguments.no_accelerate)
         results["rows"].append(row)
         shape, share = f"{row['batch_size']}×{row['context']}", "–"
         if row["not_in_model"] is not None:

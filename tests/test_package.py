@@ -41,7 +41,8 @@ def test_the_core_imports_torch_and_numpy_alone() -> None:
 
 
 def test_public_names() -> None:
-    expected = {"LM", "ScanLayer", "ScanResult", "ScanState", "TrainedModel", "load", "recipe", "reduce", "scan", "train"}
+    functions = {"load", "recipe", "reduce", "scan", "train"}
+    expected = {"LM", "ScanLayer", "ScanResult", "ScanState", "TrainedModel"} | functions
     assert set(logdepth.__all__) == expected | {"__version__"}
     for name in expected:
         assert callable(getattr(logdepth, name)), name

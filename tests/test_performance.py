@@ -13,18 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from logdepth.models.attention import causal_attention
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import bars, products
-from benchmarks.speed.baselines import features_of, flex_alibi, forward_function, loss_functions, positions_for
+from benchmarks.speed.baselines import (
+    features_of,
+    flex_alibi,
+    forward_function,
+    layers_of,
+    loss_functions,
+    positions_for,
+)
 from benchmarks.speed.bench import Bench
 from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.parts import PARTS
 from benchmarks.speed.sizes import ALIBI, BOTH_NETS, NO_NETS, SINUSOIDAL, SINUSOIDAL_8, Sizes, full, smoke
+from logdepth.blocks import PaperLayer
 from logdepth.errors import UserError
-from logdepth.models import ScanLM, Transformer
+from logdepth.ops.attention import whole_attention
 from page_templates import PLACEHOLDER, templates
 from tests.small_models import enlarge
 
@@ -165,10 +172,10 @@ def test_pages_and_figures_show_all_models(rehearsed: dict[str, Any], draw_speed
 @pytest.mark.parametrize(("batch", "length"), [(1, 13), (3, 16), (2, 1)])
 def test_products_are_those_of_the_model(name: str, batch: int, length: int) -> None:
     config = smoke().ours[name]
-    model = ScanLM(config, 37).eval()
+    model = config.build(37).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(batch, length, dtype=torch.int64))
-    counted = products.forward_products(config, 37, batch, length, each_token=True)
+    counted = products.forward_products(config, 37, batch, length)
     assert products.total_flops(counted) == counter.get_total_flops()
 
 
@@ -179,7 +186,9 @@ def test_leaves_are_made_once_for_each_token_of_the_vocabulary() -> None:
         for each in (False, True)
     )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        ScanLM(config, vocab_size).layers[0].leaves(torch.zeros(2 * 16 - vocab_size, config.embed_width))
+        layer = config.build(vocab_size).blocks[0]
+        assert isinstance(layer, PaperLayer)
+        layer.leaves(torch.zeros(2 * 16 - vocab_size, config.embed_width))
     assert many - few == counter.get_total_flops()
 
 
@@ -200,7 +209,7 @@ def test_products_alone_are_the_same_products() -> None:
 
 @pytest.mark.parametrize("name", smoke().theirs)
 def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> None:
-    model = Transformer(bench.sizes.theirs[name], 37).eval()
+    model = bench.sizes.theirs[name].build(37).eval()
     tokens, targets = torch.randint(37, (2, 3, 20))
     torch.testing.assert_close(forward_function(bench, model, 20)(tokens), model(tokens))
     losses = {loss: function(tokens, targets) for loss, function in loss_functions(bench, model, 20).items()}
@@ -212,50 +221,52 @@ def test_baselines_compute_what_the_models_compute(bench: Bench, name: str) -> N
 @pytest.mark.parametrize("name", smoke().theirs)
 def test_baselines_are_compiled_whole_with_a_residual_stream_in_the_dtype_of_the_products(name: str) -> None:
     """Check that the residual stream has the dtype of the states of an accelerated scan."""
-    model = Transformer(smoke().theirs[name], 37).eval()
+    model = smoke().theirs[name].build(37).eval()
     enlarge(model, 3)
     tokens = torch.randint(37, (2, 20))
-    positions = positions_for(model, 20)
+    positions, layers = positions_for(model, 20), layers_of(model)
+    slopes = layers[0][0].slopes
     seen = []
 
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return causal_attention(queries, keys, values, model.slopes, "sdpa")
+        return whole_attention(queries, keys, values, slopes=slopes)
 
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     def features(tokens: torch.Tensor) -> torch.Tensor:
         return features_of(model, tokens, positions, attend)
 
-    for block in model.blocks:
-        block.mlp_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    for _, mlp in layers:
+        mlp.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         features_of(model, tokens, positions, attend)
-        assert seen == [torch.bfloat16] * len(model.blocks)
-        plain = model.norm(model._features(tokens, None))
+        assert seen == [torch.bfloat16] * len(layers)
+        plain = model.features(tokens)
         assert ((features(tokens) - plain).abs().mean() / plain.std()).item() < 0.02  # without attention: 0.4
 
 
 def test_flex_attention_is_part_of_one_graph() -> None:
-    model = Transformer(smoke().theirs[ALIBI], 37).eval()
+    model = smoke().theirs[ALIBI].build(37).eval()
     tokens = torch.randint(37, (2, 150))
-    assert model.slopes is not None
-    attend = flex_alibi(model.slopes, 150)
+    slopes = layers_of(model)[0][0].slopes
+    assert slopes is not None
+    attend = flex_alibi(slopes, 150)
 
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     def logits(tokens: torch.Tensor) -> torch.Tensor:
-        return F.linear(features_of(model, tokens, None, attend), model._head_weight)
+        return F.linear(features_of(model, tokens, None, attend), model.head_weight)
 
     with torch.inference_mode():
         torch.testing.assert_close(logits(tokens), model(tokens))
 
 
 def test_the_cached_transformer_decodes_as_the_model_does() -> None:
-    model, length = Transformer(smoke().theirs[SINUSOIDAL], 37).eval(), 9
+    model, length = smoke().theirs[SINUSOIDAL].build(37).eval(), 9
     with torch.inference_mode():
         enlarge(model, 5)
         _, state = model.step(torch.randint(37, (2, length - 1)), model.init_state(2))
         cached = CachedTransformer(model, 2, length)
-        for pair, keys, values in zip(cached.caches, state.keys, state.values, strict=True):
-            pair[0][:, :, :-1], pair[1][:, :, :-1] = keys, values
+        for pair, cache in zip(cached.caches, state.blocks[::2], strict=True):
+            pair[0][:, :, :-1], pair[1][:, :, :-1] = cache.keys, cache.values
         cached.position.fill_(length - 1)  # the last place is still free
         tokens = torch.randint(37, (2,))
         logits, _ = model.step(tokens[:, None], state)
@@ -351,7 +362,7 @@ def test_every_bar_has_a_row_even_where_nothing_was_measured() -> None:
 def test_sizes_are_the_papers() -> None:
     sizes: Sizes = full()
     with torch.device("meta"):
-        counts = {name: ScanLM(config, sizes.vocab_size) for name, config in sizes.ours.items()}
+        counts = {name: config.build(sizes.vocab_size) for name, config in sizes.ours.items()}
     millions = {name: sum(one.numel() for one in model.parameters()) / 1e6 for name, model in counts.items()}
     assert millions == {BOTH_NETS: pytest.approx(16.6, abs=0.05), NO_NETS: pytest.approx(10.9, abs=0.05)}
     assert {config.num_heads for config in sizes.theirs.values()} == {8, 16}
