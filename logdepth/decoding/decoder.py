@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from logdepth.blocks import StaticState, StepLayout
-from logdepth.capture import keep
 from logdepth.decoding.step_graphs import StepGraphs
+from logdepth.keep_alive import keep
 from logdepth.models import LM, LMState
 from logdepth.ops import Casts, FrozenTable, use_kernels, using_casts
 from logdepth.scanning.device_index import index_on

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logdepth.capture import keep
+from logdepth.keep_alive import keep
 from logdepth.ops.dispatch import backward_by_kernels, is_unmodified, on_device_of, use_kernels
 from logdepth.ops.dropout import draw_seed, rate_of
 from logdepth.ops.norm import LayerNorm
