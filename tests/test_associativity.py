@@ -268,7 +268,7 @@ def test_the_verb_prints_tables_and_writes_files(
         ("ar-grc --context 2", "the context must be from 3, for three blocks, to 16,384"),
         ("ar-grc --context 16000", "choose a shorter --context"),
         ("ar-grc --out {run}/config.json", "cannot write"),
-        ("transformer-alibi", "holds a model without an operator"),
+        ("transformer-alibi", "contains a model without an operator; choose a run of a scan model"),
         ("nothing", "holds no run"),
     ],
 )
