@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -86,15 +87,17 @@ def measure(
 
     x = torch.randn(batch, length, dim, device=device)
     notes: list[str] = []
-    parts = {
-        "embedding and head": median_milliseconds(lambda c=Captured(ends, on_warning=notes.append): c(tokens), device)
-    }
-    for number, one in enumerate(model.blocks):
-        captured = Captured(block(number), on_warning=notes.append)
-        parts[f"{number}: {type(one).__name__}"] = median_milliseconds(lambda c=captured: c(x), device)
+
+    def timed(function: Callable[[Tensor], Tensor], argument: Tensor) -> float:
+        captured = Captured(function, on_warning=notes.append)
+        milliseconds = median_milliseconds(partial(captured, argument), device)
         captured.forget()
-    captured = Captured(whole, on_warning=notes.append)
-    total = median_milliseconds(lambda: captured(tokens), device)
+        return milliseconds
+
+    parts = {"embedding and head": timed(ends, tokens)}
+    for number, one in enumerate(model.blocks):
+        parts[f"{number}: {type(one).__name__}"] = timed(block(number), x)
+    total = timed(whole, tokens)
     return {
         "acceleration": acceleration_in_words(model, True),
         "shape": [batch, length, dim],

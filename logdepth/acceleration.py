@@ -7,7 +7,7 @@ from torch import nn
 
 from logdepth.blocks import Block
 from logdepth.blocks.embedding_net import EmbeddingNet
-from logdepth.models import LanguageModel
+from logdepth.models import LM, LanguageModel
 from logdepth.operators.fused import FusedOperator
 from logdepth.ops import kernels
 from logdepth.scanning.merge import operator_pair
@@ -44,21 +44,20 @@ def _why_plain(model: LanguageModel, like: torch.Tensor) -> list[str]:
     return found
 
 
-def compile_model(module: nn.Module, *, any_length: bool = False) -> None:
-    """Compiles in place, so that weights keep their names: operators and nets of scans, or all of a model without any.
+def compile_model(model: LanguageModel, *, any_length: bool = False) -> None:
+    """Compiles in place, so that weights keep their names: operators and nets of scans, or the whole forward pass.
 
     Args:
-        module: a language model, or a module that holds one and computes its loss.
+        model: a language model.
         any_length: compile once for any length, instead of for each shape that comes.
     """
     torch.compiler.reset()  # earlier compilations in this process would count against the model's limit
-    scans = [one for one in module.modules() if isinstance(one, Block) and one.scan_operators()]
-    if not scans:
-        dynamic = True if any_length else None
-        module.compile(dynamic=dynamic)
-        if isinstance(module, LanguageModel):  # whoever times a model calls its loss
-            setattr(module, "loss", torch.compile(module.loss, dynamic=dynamic))  # noqa: B010
-        return
+    dynamic = True if any_length else None
+    scans = [one for one in model.modules() if isinstance(one, Block) and one.scan_operators()]
+    if not isinstance(model, LM):
+        model.compile(dynamic=dynamic)
+    elif not scans:
+        setattr(model, "run", torch.compile(model.run, dynamic=dynamic))  # noqa: B010
     for block in scans:
         operators = [one for pair in block.scan_operators() for one in operator_pair(pair)]
         nets = [one for one in block.modules() if isinstance(one, EmbeddingNet)]

@@ -84,7 +84,7 @@ class Trainer:
         train = self.config.train
         accelerate = train.accelerate and self.device.type == "cuda"
         if train.compile:
-            compile_model(self.loss)
+            compile_model(self.model)
         if accelerate and self.training_step.separator is None:
             self.captured = Captured(
                 self.training_step,
