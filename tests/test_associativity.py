@@ -26,11 +26,12 @@ from logdepth.associativity import (
     spread_windows,
     study,
 )
+from logdepth.associativity.trees import with_tree
+from logdepth.blocks import PaperLayer
 from logdepth.cli import main
 from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
-from logdepth.models import ScanLM
-from logdepth.models.scan_lm import ScanLayer
+from logdepth.models import LM
 from tests.small_models import SMALL_MODELS, VOCAB
 from tests.tiny_corpus import VOCAB as TEXT_VOCAB
 from tests.tiny_corpus import store_of
@@ -39,7 +40,7 @@ TOKENS = torch.randint(VOCAB, (501,), generator=torch.Generator().manual_seed(3)
 ASSOCIATIVE = dataclasses.replace(SMALL_MODELS["affine"], post_merge="none")
 
 
-def by_loops(model: ScanLM, windows: Tensor) -> dict[tuple[int, str, int], tuple[float, ...]]:
+def by_loops(model: LM, windows: Tensor) -> dict[tuple[int, str, int], tuple[float, ...]]:
     """Distances as their definition has them: one triple at a time, and every pair of windows."""
     layers: list[tuple[Any, Any, Tensor]] = []
 
@@ -47,7 +48,8 @@ def by_loops(model: ScanLM, windows: Tensor) -> dict[tuple[int, str, int], tuple
         layers.append((*(operator if isinstance(operator, tuple) else (operator, operator)), leaves))
         return scanned(operator, leaves)
 
-    model.with_prefixes(windows, noted)
+    with with_tree(model, noted):
+        model(windows)
     found = {}
     for layer, (up, down, leaves) in enumerate(layers):
         blocks, level = leaves, 0
@@ -120,7 +122,7 @@ def test_an_associative_model_has_no_distance_but_an_influence() -> None:
 def test_operators_that_keep_one_operand_differ_in_influence(
     kept: int, influence: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScanLayer, "operators", lambda _: lambda *operands: operands[kept])
+    monkeypatch.setattr(PaperLayer, "operators", lambda _: lambda *operands: operands[kept])
     model = SMALL_MODELS["ar-grc"].build(VOCAB).double().eval()
     for one in distances(model, spread_windows(store_of(TOKENS), 16, 2), batch_tokens=500):
         assert one.distance == 0

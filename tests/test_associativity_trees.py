@@ -13,6 +13,7 @@ from logdepth.associativity import (
     scanned,
     shifted,
 )
+from logdepth.associativity.trees import paper_layers, with_tree
 from logdepth.evaluate import evaluate
 from logdepth.operators import AffineOperator
 from logdepth.scanning import OperatorPair, reference
@@ -142,3 +143,23 @@ def test_packed_documents_are_as_if_alone(tree: Any) -> None:
         model.step(tokens[None], model.init_state)
     with pytest.raises(NotImplementedError, match="only the scan's tree has a state to continue from"):
         model.init_state(1)
+
+
+def test_after_another_tree_the_model_scans_again() -> None:
+    model = SMALL_MODELS["deep"].build(VOCAB).double().eval()
+    tokens = torch.tensor(TOKENS[:40]).view(2, 20)
+    before = model(tokens)
+    with with_tree(model, left_fold):
+        assert (model(tokens) - before).abs().max() > 1e-6
+    torch.testing.assert_close(model(tokens), before, rtol=0, atol=0)
+    assert len(paper_layers(model)) == 3
+
+
+@every_tree
+def test_losses_are_those_of_the_logits(tree: Any) -> None:
+    model = WithTree(SMALL_MODELS["deep"].build(VOCAB).double().eval(), tree)
+    inputs, targets = torch.tensor(TOKENS[:40]).view(2, 20), torch.tensor(TOKENS[1:41]).view(2, 20)
+    losses = torch.nn.functional.cross_entropy(model(inputs).transpose(1, 2), targets, reduction="none")
+    torch.testing.assert_close(model.token_losses(inputs, targets)[0], losses.detach())
+    with pytest.raises(NotImplementedError, match="no state to continue from"):
+        model.token_losses(inputs, targets, ())

@@ -74,6 +74,25 @@ def test_recipes_and_corpora_list_them(project: Path) -> None:
     assert "fables" in run(project, "-m", "logdepth", "corpora")
 
 
+def test_a_hybrid_is_one_line(project: Path, tmp_path: Path) -> None:
+    blocks = ["--model.blocks", "gru:width=24", "scan:operator=highway,heads=2", "attention:heads=2,window=8", "mlp"]
+    sizes = [
+        "--model.dim",
+        "16",
+        "--data.tokenizer.vocab-size",
+        "300",
+        "--train.device",
+        "cpu",
+        "--train.context",
+        "16",
+    ]
+    steps = ["--train.max-steps", "2", "--train.evaluate-every", "2", "--train.batch-size", "2"]
+    out = tmp_path / "run"
+    run(project, "-m", "logdepth", "train", "pydocs-hybrid", *blocks, *sizes, *steps, "--out", str(out))
+    text = run(project, "-m", "logdepth", "generate", str(out), "--prompt", "The", "--max-tokens", "3")
+    assert text.startswith("The")
+
+
 @pytest.mark.parametrize(
     ("name", "files", "least"),
     [
@@ -82,24 +101,6 @@ def test_recipes_and_corpora_list_them(project: Path) -> None:
         ("fables", ("test_corpora",), 2),
     ],
 )
-def test_a_hybrid_is_one_line(project: Path, tmp_path: Path) -> None:
-    blocks = ["--model.blocks", "gru:width=24", "scan:operator=highway,heads=2", "attention:heads=2,window=8", "mlp"]
-    steps = [
-        "--train.max-steps",
-        "2",
-        "--train.evaluate-every",
-        "2",
-        "--train.batch-size",
-        "2",
-        "--train.context",
-        "16",
-    ]
-    sizes = ["--model.dim", "16", "--data.tokenizer.vocab-size", "300", "--train.device", "cpu"]
-    run(project, "-m", "logdepth", "train", "pydocs-hybrid", *blocks, *sizes, *steps, "--out", str(tmp_path / "run"))
-    text = run(project, "-m", "logdepth", "generate", str(tmp_path / "run"), "--prompt", "The", "--max-tokens", "3")
-    assert text.startswith("The")
-
-
 def test_their_laws_are_tested(project: Path, name: str, files: tuple[str, ...], least: int) -> None:
     """Some of the files, to be quick; the document's command runs all of them."""
     chosen = [f"tests/{file}.py" for file in files]

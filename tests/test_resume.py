@@ -97,21 +97,20 @@ def test_killed_between_the_files_of_the_last_save(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are written before the checkpoint that calls the run finished."""
-    import logdepth.training.checkpoint as checkpoint
-
     config = run_config(corpus)
     train(config, tmp_path / "whole")
-    original = checkpoint.save_tensors
+    original = RunFolder.save_tensors
 
-    def killed(path: Path, tensors: Any, record: Any) -> None:
-        if record["standing"]["finished"]:
+    def killed(self: RunFolder, file: Path, tensors: Any, record: Any) -> None:
+        if file == self.checkpoint and record["standing"]["finished"]:
             raise KeyboardInterrupt
-        original(path, tensors, record)
+        original(self, file, tensors, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_tensors", killed)
+        patch.setattr(RunFolder, "save_tensors", killed)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "parts")
+    assert load_tensors(tmp_path / "parts" / "last.safetensors")[1]["step"] == 24
     resume(tmp_path / "parts")
     same_files(tmp_path / "whole", tmp_path / "parts")
 

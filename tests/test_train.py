@@ -73,14 +73,16 @@ def test_a_run_folder_has_everything(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"micro_batch": 3}, {"reset_at_documents": True}, {"shift_windows": True}])
-def test_accelerate_changes_nothing_on_the_cpu_and_says_so(
+def test_accelerate_is_the_default_and_changes_nothing_on_the_cpu(
     changes: dict[str, Any], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = dataclasses.replace(SCAN, leaf_dropout=0.1)
-    train(run_config(corpus, model, **changes), tmp_path / "plain")
-    assert "train.accelerate" not in capsys.readouterr().err
-    train(run_config(corpus, model, accelerate=True, **changes), tmp_path / "accelerated")
-    assert capsys.readouterr().err.count("train.accelerate changes nothing on the cpu") == 1
+    assert run_config(corpus, model, **changes).train.accelerate
+    train(run_config(corpus, model, **changes), tmp_path / "accelerated")
+    train(run_config(corpus, model, accelerate=False, **changes), tmp_path / "plain")
+    said = capsys.readouterr().err
+    assert "graph" not in said
+    assert "kernel" not in said
     same_files(tmp_path / "plain", tmp_path / "accelerated")
 
 
@@ -123,7 +125,7 @@ def test_a_run_starts_from_the_weights_of_another(corpus: Path, tmp_path: Path) 
 def test_what_is_about_to_happen_is_said(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(run_config(corpus, max_steps=3, warmup_steps=9), tmp_path / "run")
     said = capsys.readouterr().err
-    assert f"{tmp_path}/run: ScanLM of " in said
+    assert f"{tmp_path}/run: LM of " in said
     assert "3 steps of 8 × 16 tokens, from the start" in said
     assert "the warm-up of 9 steps is longer than the run" in said
 
