@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from logdepth.blocks.block import Block
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
-from logdepth.ops import LayerNorm, Linear, NormedLinear, TokenLookup, scaled_linear, use_kernels
+from logdepth.ops import LayerNorm, Linear, NormedLinear, TokenLookup, scaled_linear
 from logdepth.ops.dispatch import is_unmodified
 from logdepth.ops.dropout import drops
 from logdepth.ranges import check_dropouts
-from logdepth.scanning import Operator, OperatorPair, ScanState, scan
+from logdepth.scanning import Operator, OperatorPair, ScanState, scan, sweeps_itself
 from logdepth.scanning.static_state import StaticScanState
 from logdepth.shapes import Batch, Packed
 
@@ -90,10 +90,7 @@ class PaperLayer(Block):
     def forward(
         self, x: Tensor | TokenLookup, state: ScanState | StaticScanState | None, layout: Layout
     ) -> tuple[Tensor, ScanState | StaticScanState]:
-        leaves = self.leaves(x)
-        if state is not None or not use_kernels(leaves):
-            # Autocast must not decide what states are. Kernels keep them in the dtype of products.
-            leaves = leaves.to(self.into_state.weight.dtype if state is None else state.dtype)
+        leaves = as_elements(self.operators(), self.leaves(x), state, self.into_state.weight.dtype)
         recompute = self.config.recompute and torch.is_grad_enabled()
         prefixes, state = self.scan(self.operators(), leaves, state, layout, recompute=recompute)
         return self.output(prefixes, x), state
@@ -148,6 +145,21 @@ class PaperLayer(Block):
     def _leaves(self, x: Batch | Packed) -> Tensor:
         hidden = self._hidden(x)
         return hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
+
+
+def as_elements(
+    operator: Operator | OperatorPair,
+    leaves: Tensor,
+    state: ScanState | StaticScanState | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The leaves in the dtype of states: that of the state, or of the weights. Autocast must not decide it.
+
+    Where nothing is continued, kernels keep states in the dtype of products.
+    """
+    if state is not None:
+        return leaves.to(state.dtype)
+    return leaves if sweeps_itself(operator, leaves) else leaves.to(dtype)
 
 
 def scanned(
