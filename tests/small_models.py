@@ -5,6 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
+from logdepth.blocks import BLOCKS
 from logdepth.models import MODELS, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, Size, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
@@ -29,7 +30,6 @@ LM_BLOCKS: dict[str, tuple[str, ...]] = {
         "attention:heads=2,backend=plain",
         "attention:heads=2,backend=plain,positions=alibi,window=5",
     ),
-    "mlp-alone": ("mlp",),
 }
 """Blocks of models of width 12."""
 HYBRID = LMConfig(
@@ -43,6 +43,9 @@ HYBRID = LMConfig(
     initialisation="gpt2",
 )
 
+SMALL_BLOCKS = {**{name: name for name in BLOCKS}, "paper-layer": "paper-layer:operator.width=8"}
+"""Every block with its defaults, for models of width 16: one that is added to `BLOCKS` is tested with the others."""
+
 SMALL_MODELS: dict[str, ModelConfig] = {
     **{name: row for config in MODELS.values() for name, row in config.rows(TINY).items()},
     "plain": dataclasses.replace(SCAN, embedding_net=False, post_merge="none", leaf_norm=False, input_residual=0.0),
@@ -53,6 +56,7 @@ SMALL_MODELS: dict[str, ModelConfig] = {
     "alibi-12-heads": dataclasses.replace(TRANSFORMER, embed_width=24, num_heads=12),
     "sinusoidal-untied": dataclasses.replace(TRANSFORMER, positions="sinusoidal", tied=False),
     **{name: LMConfig(dim=12, blocks=blocks) for name, blocks in LM_BLOCKS.items()},
+    **{f"only-{name}": LMConfig(dim=16, blocks=(text,)) for name, text in SMALL_BLOCKS.items()},
     "hybrid": HYBRID,
 }
 

@@ -73,7 +73,7 @@ def test_static_states_grow(name: str, graphs: bool, lengths: list[int]) -> None
     assert decoder.nbytes > before
 
 
-@pytest.mark.parametrize("name", ["rope-window-5", "alibi-window-5", "mlp-alone"])
+@pytest.mark.parametrize("name", ["rope-window-5", "alibi-window-5", "only-mlp"])
 def test_a_window_and_an_mlp_take_no_more_memory_with_time(name: str) -> None:
     model = built(name)
     state = prefilled(model, [0, 3, 31, 12])
@@ -83,7 +83,7 @@ def test_a_window_and_an_mlp_take_no_more_memory_with_time(name: str) -> None:
     assert decoder.nbytes == before
     assert decoder._graphs.memory()[3:] == memory[3:]
     assert (len(decoder._graphs.recorded), decoder._graphs.replays) == (1, 149)  # no step differs from another
-    batch, heads, window, head_width = 4, {"rope-window-5": 3, "alibi-window-5": 2, "mlp-alone": 0}[name], 5, 12
+    batch, heads, window, head_width = 4, {"rope-window-5": 3, "alibi-window-5": 2, "only-mlp": 0}[name], 5, 12
     assert decoder.nbytes == (0 if not heads else 2 * 8 * batch * window * head_width)
     assert decoder.state().nbytes == state.nbytes <= decoder.nbytes
 

@@ -136,7 +136,7 @@ def test_documents_that_start_anew_are_as_if_alone(name: str) -> None:
                 begin = place + 1
     assert result.nats == pytest.approx(expected, rel=1e-6)
     through = evaluate(model, store_of(tokens, separator=2), context=100).nats
-    assert (result.nats == pytest.approx(through, rel=1e-6)) == (name == "mlp-alone")  # which remembers nothing
+    assert (result.nats == pytest.approx(through, rel=1e-6)) == (name == "only-mlp")  # which remembers nothing
 
 
 @pytest.mark.parametrize("name", ["ar-grc", "transformer-alibi", "hybrid"])

@@ -175,6 +175,24 @@ def test_gradients_flow_through_a_state_until_it_is_detached(name: str) -> None:
 
 
 @every_model
+def test_padding_has_no_part_in_gradients(name: str) -> None:
+    """Also of rows that have absorbed nothing at all yet: there padding has nothing to read."""
+    model, tokens = small_model(name), random_tokens(3, 4)
+    _, state = model.step(random_tokens(3, 5, seed=1), model.init_state(3), lengths=[0, 5, 2])
+    logits, _ = model.step(tokens, state.detach(), lengths=[0, 4, 1])
+    valid = torch.cat([logits[1], logits[2, :1]])
+    found = torch.autograd.grad(valid.square().sum(), list(model.parameters()), allow_unused=True)
+    alone = [
+        model.step(tokens[row : row + 1, :new], state.detach().select([row]))[0][0] for row, new in ((1, 4), (2, 1))
+    ]
+    expected = torch.autograd.grad(torch.cat(alone).square().sum(), list(model.parameters()), allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            close(one, other)
+
+
+@every_model
 def test_padded_rows_are_as_if_alone(name: str) -> None:
     model, lengths, tokens = small_model(name), [9, 1, 0, 17, 4], random_tokens(5, 17)
     logits = model(tokens, lengths=lengths)
@@ -331,7 +349,7 @@ def test_initial_weights_are_normal_and_outputs_zero_or_small(initialisation: An
     )
     model = config.build(1000)
     assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert model.blocks[0].into_state.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.blocks[0].layer.into_state.weight.std().item() == pytest.approx(0.02, rel=0.05)
     outputs = [one for block in model.blocks for one in block.residual_outputs()]
     assert len(outputs) == 6
     for one in outputs:

@@ -60,10 +60,10 @@ class KeyValueState(NamedTuple):
     """The keys and values of the tokens before. Rows may have different lengths."""
 
     keys: Tensor
-    """`[batch, heads, columns, head_width]`. Columns beyond a row's length hold nothing that is read."""
+    """`[batch, heads, columns, head_width]`."""
     values: Tensor
     positions: Tensor
-    """The position of each column, `[batch, columns]`; −1 where there is none."""
+    """The position of each column, `[batch, columns]`, rising; first −1 in columns that a shorter row does not have."""
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +122,7 @@ class AttentionBlock(Block):
                 )
             else:
                 attended = self._continued(queries, cached, positions)
-            new_state = cached if state is None else _cut(cached, layout, config.window)
+            new_state = cached if state is None else _kept(state, cached, layout, config.window)
         merged = layout.from_rows(attended.transpose(1, 2).flatten(-2))
         return x + self.dropout(self.out(merged)), new_state
 
@@ -192,17 +192,18 @@ def _appended(
     )
 
 
-def _cut(cached: KeyValueState, layout: Layout, window: int | None) -> KeyValueState:
-    """Without columns that no later token reads, where lengths or the window leave some out."""
-    after = layout.lengths_after
-    longest = int(after.max(initial=0))
-    columns = longest if window is None else min(longest, window - 1)
-    if cached.keys.shape[2] <= columns:
-        return cached
-    if (after == longest).all() and layout.lengths is None and not layout.packed:
-        start = cached.keys.shape[2] - columns
-        return KeyValueState(cached.keys[:, :, start:], cached.values[:, :, start:], cached.positions[:, start:])
-    return _latest(cached, columns)
+def _kept(before: KeyValueState, cached: KeyValueState, layout: Layout, window: int | None) -> KeyValueState:
+    """Without columns that no later token reads, in the order of positions and in storage that holds nothing else."""
+    total, longest = cached.keys.shape[2], int(layout.lengths_after.max(initial=0))
+    columns = min(total, longest if window is None else min(longest, window - 1))
+    if layout.lengths is not None or layout.packed:
+        return _latest(cached, columns)
+    if columns == total and before.keys.shape[2]:
+        return cached  # a concatenation already
+    start = total - columns
+    return KeyValueState(
+        cached.keys[:, :, start:].clone(), cached.values[:, :, start:].clone(), cached.positions[:, start:]
+    )
 
 
 def _latest(cached: KeyValueState, columns: int) -> KeyValueState:

@@ -18,7 +18,7 @@ def block_config(text: str) -> BlockConfig:
         field, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"block '{text}': expected field=value; got '{part}'")
-        _set(fields, field.strip().replace("-", "_").split("."), _value(value.strip()))
+        _set(fields, field.strip().replace("-", "_").split("."), _value(value.strip()), f"block '{text}'")
     config: BlockConfig = override(BLOCKS[name](), fields, f"block '{name}'")
     return config
 
@@ -31,10 +31,15 @@ def block_text(config: BlockConfig) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def _set(fields: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
+def _set(fields: dict[str, Any], path: list[str], value: Any, where: str) -> None:
+    *outer, last = path
+    for name in outer:
         fields = fields.setdefault(name, {})
-    fields[path[-1]] = value
+        if not isinstance(fields, dict):
+            raise UserError(f"{where}: give {name} a value or values for its fields, not both")
+    if last in fields:
+        raise UserError(f"{where}: {'.'.join(path)} is given more than once; give it once")
+    fields[last] = value
 
 
 def _value(text: str) -> Any:

@@ -81,7 +81,9 @@ def attention(
     hidden = (distance < 0) | (key_positions[..., None, :] < 0)
     if window is not None:
         hidden = hidden | (distance >= window)
-    bias = torch.zeros_like(distance, dtype=queries.dtype).masked_fill(hidden, -math.inf)
+    # Not −∞: a query that reads nothing, as in padding, would get NaN, and so would the gradients of all weights.
+    lowest = torch.finfo(queries.dtype).min / 2
+    bias = torch.zeros_like(distance, dtype=queries.dtype).masked_fill(hidden, lowest)
     bias = bias.unsqueeze(-3)  # the heads
     if slopes is not None:
         bias = bias - slopes.to(queries.dtype)[:, None, None] * distance.unsqueeze(-3)
