@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from logdepth.data import prepare
-from logdepth.evaluate import PAPER_CONTEXTS, evaluate, nats_graphs
-from logdepth.models import LanguageModel, ModelConfig, ScanLMConfig, Transformer, TransformerConfig
+from logdepth.evaluate import PAPER_CONTEXTS, evaluate, loss_graphs
+from logdepth.models import LM, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.ops.precision import Precision
 from logdepth.runs import RunConfig, RunFolder, TrainConfig
@@ -36,6 +36,7 @@ MODELS: dict[str, ModelConfig] = {
     "ar-mlp-ldru": ScanLMConfig(embed_width=64, operator=MLPLDRUConfig(width=64), leaf_dropout=0.1),
     "alibi": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1),
     "sinusoidal": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1, positions="sinusoidal"),
+    "hybrid": LMConfig(dim=64, blocks=("scan:heads=2,dropout=0.1", "attention:window=16,heads=4,dropout=0.1", "mlp")),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -46,7 +47,7 @@ def tokens_of(*shape: int) -> Tensor:
 
 def attending(model: LanguageModel) -> LanguageModel:
     """With a Transformer's weights so large that what it attends to matters, as it hardly does at the start."""
-    if isinstance(model, Transformer):
+    if isinstance(model, LM) and not any(block.scan_operators() for block in model.blocks):
         enlarge(model, 3)
     return model
 
@@ -186,10 +187,9 @@ def test_accelerated_runs_learn_as_plain_ones(name: str, corpus: Path, tmp_path:
 def test_validation_graphs_read_the_weights_as_they_are(name: str) -> None:
     torch.use_deterministic_algorithms(False)
     model = MODELS[name].build(VOCAB).cuda()
-    assert model.accelerate() is None
     store = store_of(tokens_of(9_000).tolist())
     said: list[str] = []
-    graphs = nats_graphs(model, said.append)
+    graphs = loss_graphs(model, said.append)
     found = []
     for _ in range(5):
         found.append(evaluate(model, store, context=64, graphs=graphs).loss)
@@ -234,6 +234,9 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
         operator = config.operator
         operator = dataclasses.replace(operator, dropout=0.0) if isinstance(operator, GRCConfig) else operator
         return dataclasses.replace(config, leaf_dropout=0.0, operator=operator)
+    if isinstance(config, LMConfig):
+        blocks = tuple(dataclasses.replace(one, dropout=0.0) for one in config.blocks)
+        return dataclasses.replace(config, blocks=blocks)
     return dataclasses.replace(config, dropout=0.0)
 
 
