@@ -63,9 +63,10 @@ def test_help_of_train_has_the_fields_of_its_configs(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["train", "wikitext2-transformer-alibi", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--model.num-heads INT Attention heads; they share the width evenly. (default: 16)" in text
+    assert "--model.num-heads INT Number of attention heads, which share the width evenly. (default: 16)" in text
     assert "--train.warmup-steps INT" in text
     assert "(default: 300)" in text
+    assert "--train.accelerate, --train.no-accelerate" in text
 
 
 def test_recipes_are_listed_with_parameter_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +140,19 @@ def test_train_and_everything_after_it(
     flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
-    main(["time", "pydocs-transformer-alibi", *flags, "--accelerate"])
-    assert capsys.readouterr().err.splitlines()[0] == "CUDA graphs need a CUDA GPU; this is the cpu; going on without"
+
+
+def test_acceleration_is_the_default_and_changes_nothing_on_a_cpu(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb, more in (("evaluate", ()), ("generate", ("--prompt", "the cat", "--max-tokens", "5"))):
+        plain = answer(capsys, verb, str(trained), *more, "--no-accelerate")
+        assert answer(capsys, verb, str(trained), *more) == plain
+        assert answer(capsys, verb, str(trained), *more, "--accelerate") == plain
+    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
+    for choice in ((), ("--accelerate",), ("--no-accelerate",)):
+        assert main(["time", str(trained), *flags, *choice]) == 0
+        assert capsys.readouterr().err == ""
 
 
 def test_several_samples_and_prompts_from_stdin(

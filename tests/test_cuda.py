@@ -9,6 +9,7 @@ from torch import Tensor
 
 from logdepth import ScanState, reduce, scan
 from logdepth.operators import GRC
+from logdepth.ops import kernels
 from logdepth.scanning.plan_cache import PLANS
 from tests.toy import WIDTH, Toy, assert_same, boundaries, padded, random_elements, sequences, toy_pair
 
@@ -69,8 +70,12 @@ def no_waiting() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("known_plan", [False, True])
-def test_the_uniform_path_never_synchronises(known_plan: bool) -> None:
+@pytest.mark.parametrize(
+    ("known_plan", "enabled"),
+    [(False, False), (True, False), (True, None)],  # kernels look at a new plan on the device, once
+    ids=["new plan, plain", "known plan, plain", "known plan, kernels"],
+)
+def test_the_uniform_path_never_synchronises(known_plan: bool, enabled: bool | None) -> None:
     operator = GRC(32, dropout=0.1).cuda()
     elements = torch.randn(4, 77, 32, device="cuda", requires_grad=True)
 
@@ -83,22 +88,25 @@ def test_the_uniform_path_never_synchronises(known_plan: bool) -> None:
                 state = scan(operator, elements[:, :1], state).state
             reduce(operator, elements)
 
-    work()
+    with kernels(enabled):
+        work()
     if not known_plan:
         PLANS.clear()
-    with no_waiting():
+    with no_waiting(), kernels(enabled):
         work()
     with pytest.raises(RuntimeError, match="synchronizing"), no_waiting():
         elements.sum().item()
 
 
+@pytest.mark.parametrize("enabled", [False, None], ids=["plain", "kernels"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_autocast(dtype: torch.dtype, checkpoint: bool) -> None:
+def test_autocast(dtype: torch.dtype, checkpoint: bool, enabled: bool | None) -> None:
     operator = GRC(64).cuda()
     elements = torch.randn(2, 100, 64, device="cuda", requires_grad=True)
-    expected = scan(operator, elements).prefixes
-    with torch.autocast("cuda", dtype=dtype):
+    with kernels(False):
+        expected = scan(operator, elements).prefixes
+    with torch.autocast("cuda", dtype=dtype), kernels(enabled):
         result = scan(operator, elements, checkpoint=checkpoint)
     assert result.prefixes.dtype == torch.float32
     assert (result.prefixes - expected).norm() / expected.norm() < 0.02

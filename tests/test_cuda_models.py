@@ -1,4 +1,4 @@
-"""On a GPU: models give the CPU's answers, FlexAttention gives SDPA's, and runs resume to the bit."""
+"""On a GPU: models give the CPU's answers, FlexAttention gives SDPA's, and runs resume bit-for-bit."""
 
 import dataclasses
 import math
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from logdepth.data import prepare
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate, loss_graphs
-from logdepth.models import LM, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, TransformerConfig
+from logdepth.models import LM, LMConfig, ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig, MLPLDRUConfig
-from logdepth.ops.precision import Precision
-from logdepth.runs import RunConfig, RunFolder, TrainConfig
+from logdepth.ops import kernels
+from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.training import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files
@@ -36,7 +36,12 @@ MODELS: dict[str, ModelConfig] = {
     "ar-mlp-ldru": ScanLMConfig(embed_width=64, operator=MLPLDRUConfig(width=64), leaf_dropout=0.1),
     "alibi": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1),
     "sinusoidal": TransformerConfig(embed_width=64, num_layers=2, num_heads=4, dropout=0.1, positions="sinusoidal"),
-    "hybrid": LMConfig(dim=64, blocks=("scan:heads=2,dropout=0.1", "attention:window=16,heads=4,dropout=0.1", "mlp")),
+    "hybrid": LMConfig(
+        dim=64,
+        blocks=("scan:heads=2,dropout=0.1,merge_dropout=0.1", "attention:heads=4,window=16,dropout=0.1", "mlp"),
+        embed_dropout=0.1,
+        initialisation="gpt2",
+    ),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -45,9 +50,9 @@ def tokens_of(*shape: int) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(0))
 
 
-def attending(model: LanguageModel) -> LanguageModel:
+def attending(model: LM) -> LM:
     """With a Transformer's weights so large that what it attends to matters, as it hardly does at the start."""
-    if isinstance(model, LM) and not any(block.scan_operators() for block in model.blocks):
+    if not any(block.scan_operators() for block in model.blocks):
         enlarge(model, 3)
     return model
 
@@ -59,26 +64,30 @@ def assert_near(found: Tensor, expected: Tensor, deviations: float) -> None:
 
 
 @every_model
-def test_logits_and_gradients_are_the_cpus(name: str) -> None:
+@pytest.mark.parametrize("enabled", [False, None], ids=["plain", "kernels"])
+def test_logits_and_gradients_are_the_cpus(name: str, enabled: bool | None) -> None:
     tokens = tokens_of(3, 129)
     model = MODELS[name].build(VOCAB).eval()
     on_gpu = MODELS[name].build(VOCAB).eval().cuda()
     on_gpu.load_state_dict(model.state_dict())
     logits = {}
     for where, one in (("cpu", model), ("cuda", on_gpu)):
-        logits[where] = one(tokens.to(where))
-        F.cross_entropy(logits[where].flatten(0, 1), tokens.to(where).flatten()).backward()
+        with kernels(enabled):
+            logits[where] = one(tokens.to(where))
+            F.cross_entropy(logits[where].flatten(0, 1), tokens.to(where).flatten()).backward()
     torch.testing.assert_close(logits["cuda"].cpu(), logits["cpu"], rtol=2e-3, atol=2e-3)
     for (key, left), right in zip(model.named_parameters(), on_gpu.parameters(), strict=True):
         torch.testing.assert_close(right.grad.cpu(), left.grad, rtol=1e-2, atol=1e-4, msg=key)
 
 
 @pytest.mark.parametrize("length", [1, 17, 128, 300, 1000])
-def test_flex_attention_is_sdpa_with_alibi(length: int) -> None:
+@pytest.mark.parametrize("options", ["positions=alibi", "positions=rope,window=40", "positions=alibi,window=5"])
+def test_flex_attention_is_sdpa(options: str, length: int) -> None:
     tokens = tokens_of(2, length).cuda()
-    config = dataclasses.replace(MODELS["alibi"], dropout=0.0)
-    flex = attending(dataclasses.replace(config, attention="flex").build(VOCAB)).cuda()
-    sdpa = dataclasses.replace(config, attention="sdpa").build(VOCAB).cuda()
+    blocks = ("attention:heads=4,norm=layer,bias=true," + options, "mlp:activation=gelu,norm=layer,bias=true")
+    config = LMConfig(dim=64, blocks=blocks, repeats=2, scale_embedding=True, norm="layer", initialisation="gpt2")
+    flex = attending(with_backend(config, "flex").build(VOCAB)).cuda()
+    sdpa = with_backend(config, "sdpa").build(VOCAB).cuda()
     sdpa.load_state_dict(flex.state_dict())
     grads = []
     for model in (flex, sdpa):
@@ -87,6 +96,11 @@ def test_flex_attention_is_sdpa_with_alibi(length: int) -> None:
         grads.append([logits, *(parameter.grad for parameter in model.parameters())])
     for left, right in zip(*grads, strict=True):
         assert_near(left, right, 0.02)  # slopes that are wrong by 10 % change logits by 0.06 to 0.14
+
+
+def with_backend(config: LMConfig, backend: str) -> LMConfig:
+    attention, mlp = config.blocks
+    return dataclasses.replace(config, blocks=(dataclasses.replace(attention, backend=backend), mlp))
 
 
 @every_model
@@ -106,7 +120,14 @@ def test_a_stream_gives_the_logits_of_the_whole(name: str, dtype: torch.dtype) -
 def test_interrupted_and_resumed_ends_in_the_same_bits(name: str, corpus: Path, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)  # training turns it on by itself
     settings = TrainConfig(
-        learning_rate=1e-3, max_steps=30, evaluate_every=10, batch_size=8, context=64, device="cuda", log_every=3
+        learning_rate=1e-3,
+        max_steps=30,
+        evaluate_every=10,
+        batch_size=8,
+        context=64,
+        device="cuda",
+        log_every=3,
+        accelerate=False,
     )
     config = RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings)
     train(config, tmp_path / "whole")
@@ -119,7 +140,9 @@ def test_interrupted_and_resumed_ends_in_the_same_bits(name: str, corpus: Path, 
 @every_model
 def test_compiled_models_learn(name: str, corpus: Path, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)
-    settings = TrainConfig(max_steps=12, evaluate_every=6, batch_size=4, context=64, device="cuda", compile=True)
+    settings = TrainConfig(
+        max_steps=12, evaluate_every=6, batch_size=4, context=64, device="cuda", compile=True, accelerate=False
+    )
     state = train(RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings), tmp_path)
     assert math.isfinite(state.best_loss)
 
@@ -150,7 +173,7 @@ def all_captured() -> Iterator[list[bool]]:
 
 @every_model
 @pytest.mark.parametrize("compiled", [False, True])
-def test_accelerated_runs_resume_to_the_bit(name: str, compiled: bool, corpus: Path, tmp_path: Path) -> None:
+def test_accelerated_runs_resume_bit_for_bit(name: str, compiled: bool, corpus: Path, tmp_path: Path) -> None:
     """Steps that run before the capture and steps that are replayed are the same, dropout and all."""
     torch.use_deterministic_algorithms(False)
     settings = dataclasses.replace(ACCELERATED, micro_batch=4, compile=compiled)
@@ -235,19 +258,29 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
         operator = dataclasses.replace(operator, dropout=0.0) if isinstance(operator, GRCConfig) else operator
         return dataclasses.replace(config, leaf_dropout=0.0, operator=operator)
     if isinstance(config, LMConfig):
-        blocks = tuple(dataclasses.replace(one, dropout=0.0) for one in config.blocks)
-        return dataclasses.replace(config, blocks=blocks)
+        scan, attention, mlp = config.blocks
+        scan = dataclasses.replace(scan, dropout=0.0, merge_dropout=0.0)
+        attention = dataclasses.replace(attention, dropout=0.0)
+        return dataclasses.replace(config, embed_dropout=0.0, blocks=(scan, attention, mlp))
     return dataclasses.replace(config, dropout=0.0)
 
 
-@pytest.mark.parametrize(("name", "words"), [("alibi", "FlexAttention"), ("sinusoidal", "FlashAttention")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("alibi", "FlexAttention, compiled, ALiBi"),
+        ("sinusoidal", "FlashAttention"),
+        ("hybrid", "FlexAttention, compiled, a window of 16"),
+    ],
+)
 def test_attention_is_named(name: str, words: str) -> None:
     (timing,) = time_model(MODELS[name].build(VOCAB).cuda(), [128], batch_size=2, repeats=2)
     assert words in timing.attention
 
 
-def test_flex_attention_stays_compiled_over_the_papers_lengths() -> None:
-    model = MODELS["alibi"].build(VOCAB).cuda().eval()
+@pytest.mark.parametrize("name", ["alibi", "hybrid"])
+def test_flex_attention_stays_compiled_over_the_papers_lengths(name: str) -> None:
+    model = MODELS[name].build(VOCAB).cuda().eval()
     with warnings.catch_warnings(), torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
         warnings.filterwarnings("error", message="flex_attention called without torch.compile")
         for context in PAPER_CONTEXTS:
