@@ -80,6 +80,7 @@ def test_values_and_gradients(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("learns", range(4))
 def test_one_gradient_at_a_time(learns: int) -> None:
     """That of the residual too, where nothing else learns."""
