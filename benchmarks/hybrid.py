@@ -26,7 +26,8 @@ from logdepth.acceleration import acceleration_in_words
 from logdepth.blocks import Layout
 from logdepth.capture import Captured
 from logdepth.models import LM
-from logdepth.runs import arithmetic, device_named
+from logdepth.ops.precision import arithmetic
+from logdepth.runs import device_named
 
 BLOCKS = ("scan:heads=4", "attention:window=128,heads=8", "mlp")
 WARMUPS, REPEATS = 4, 20

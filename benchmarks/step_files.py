@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import program
 from benchmarks.train import random_stores
-from logdepth.models import ScanLMConfig
+from logdepth.models import LMConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig
 from logdepth.ops import kernels
 from logdepth.recipes import recipe
@@ -36,8 +36,8 @@ COUNTED_STEP, VOCAB_SIZE = 1, 32
 PACKAGE = ROOT / "logdepth"
 MODELS = {
     "scan": ScanLMConfig(embed_width=16, operator=GRCConfig(width=16)),
-    "transformer": recipe("pydocs-transformer-alibi").model,
-    "hybrid": recipe("pydocs-hybrid").model,
+    "transformer": TransformerConfig(embed_width=16, num_layers=2, num_heads=2),
+    "hybrid": LMConfig(dim=16, blocks=("scan:heads=2", "attention:window=8,heads=2", "mlp")),
 }
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from logdepth.blocks import Block
-from logdepth.blocks.embedding_net import EmbeddingNet
+from logdepth.blocks.paper_layer import EmbeddingNet
 from logdepth.models import LM, LanguageModel
 from logdepth.operators.fused import FusedOperator
 from logdepth.ops import kernels

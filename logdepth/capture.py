@@ -13,24 +13,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from logdepth.keep_alive import keep, keeping
+
+__all__ = ["CaptureError", "Captured", "Outputs", "Recorder", "Replayable", "keep", "recorder_on"]
+
 Outputs = Tensor | tuple[Tensor, ...]
 REMEMBERED_KEYS = 1024
 """Kinds of calls whose warm-ups are counted: shapes that never come back must not pile up."""
 
-_kept: list[list[object]] = []
-"""What the captures under way, the innermost last, want alive: the backward pass of one runs in a thread of its own."""
-
 _failed: list[object] = []
 """Graphs whose capture failed: parts of torch may still point to them."""
-
-
-def keep(thing: object) -> None:
-    """Keeps `thing` for as long as the graph that is being captured; without one, nothing happens.
-
-    For caches that hand out tensors and may forget them: a graph goes on reading the memory that it was captured with.
-    """
-    if _kept:
-        _kept[-1].append(thing)
 
 
 class CaptureError(RuntimeError):
@@ -144,7 +136,7 @@ class Captured:
 
     def _record(self, recorder: Recorder, run: Callable[..., Outputs], tensors: tuple[Tensor, ...]) -> Recording | None:
         inputs = tuple(one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
-        with _keeping() as kept:
+        with keeping() as kept:
             try:
                 graph, outputs = recorder.record(lambda: _apart_from(inputs, _results(run(*inputs))))
             except CaptureError as error:
@@ -288,16 +280,6 @@ def _apart_from(inputs: tuple[Tensor, ...], outputs: Outputs) -> Outputs:
         return output.clone() if output.untyped_storage().data_ptr() in taken else output
 
     return apart(outputs) if isinstance(outputs, Tensor) else tuple(apart(one) for one in outputs)
-
-
-@contextlib.contextmanager
-def _keeping() -> Iterator[list[object]]:
-    kept: list[object] = []
-    _kept.append(kept)
-    try:
-        yield kept
-    finally:
-        _kept.pop()
 
 
 @contextlib.contextmanager

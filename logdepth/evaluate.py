@@ -20,7 +20,7 @@ from logdepth.acceleration import kernels_as_asked
 from logdepth.capture import Captured
 from logdepth.data import StoreInfo, TokenStore, document_bounds
 from logdepth.models import LanguageModel
-from logdepth.runs import Precision, arithmetic
+from logdepth.ops.precision import Precision, arithmetic
 
 PAPER_CONTEXTS = tuple(range(32, 2977, 128))
 """The paper's grid: 32, 160, …, 2,976."""

@@ -17,7 +17,7 @@ from logdepth.data import Tokenizer
 from logdepth.decoding import Decoder
 from logdepth.errors import UserError
 from logdepth.models import LM, LanguageModel, ModelState
-from logdepth.runs import Precision, arithmetic
+from logdepth.ops.precision import Precision, arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from logdepth.acceleration import kernels_as_asked
 from logdepth.capture import Captured
 from logdepth.models import LanguageModel
-from logdepth.runs import Precision, arithmetic
+from logdepth.ops.precision import Precision, arithmetic
 
 What = Literal["forward", "train"]
 CAPTURED_AFTER = 3

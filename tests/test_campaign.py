@@ -346,7 +346,7 @@ def test_the_program_lists_and_refuses() -> None:
     for arguments, said in (
         (["--list", "nothing"], "there is no job 'nothing'"),
         (["--lanes", "0"], "--lanes must be at least 1"),
-        (["--lanes", "two"], "argument --lanes: invalid int value: 'two'; --help has all options"),
+        (["--lanes", "two"], "argument --lanes: invalid int value: 'two'; --help lists all options"),
         (["--list", "--data-dir", "/nowhere"], "the data directory /nowhere does not exist"),
     ):
         refused = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from logdepth import capture
+from logdepth import capture, keep_alive
 from logdepth.capture import Captured, keep
 from tests.fake_graphs import FakeRecorder, fake_recorder  # noqa: F401 (a fixture)
 
@@ -180,7 +180,7 @@ def test_what_a_captured_function_uses_can_be_kept(recorder: FakeRecorder) -> No
     (recording,) = function.recordings.values()
     (table,) = recording.kept  # while it was recorded, and neither before nor after
     assert table.tolist() == [1, 1, 1]
-    assert not capture._kept
+    assert not keep_alive._kept
 
 
 def test_a_replay_counts_as_a_change(recorder: FakeRecorder) -> None:

@@ -238,8 +238,8 @@ def test_without_memory_to_select_or_to_grow_the_rows_stay_as_they_are(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    def less_memory(original: Callable[..., bool]) -> Callable[..., bool]:
-        def make_room(self: StaticScanState | StaticKeyValues, longest: int) -> bool:
+    def less_memory(original: Callable[..., None]) -> Callable[..., None]:
+        def make_room(self: StaticScanState | StaticKeyValues, longest: int) -> None:
             nonlocal moves
             if isinstance(self, StaticScanState):
                 moves += longest.bit_length() > len(self.blocks)
@@ -247,7 +247,7 @@ def test_without_memory_to_select_or_to_grow_the_rows_stay_as_they_are(
                 moves += self.window is None and longest > self.keys.shape[2]
             if moves == last:
                 raise MemoryError
-            return original(self, longest)
+            original(self, longest)
 
         return make_room
 

@@ -103,12 +103,12 @@ def assert_steps(
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["plain", "graphs"])
-@pytest.mark.parametrize("table", [False, True], ids=["leaves", "table"])
-def test_one_row(graphs: bool, table: bool, merges: list[int]) -> None:
+@pytest.mark.parametrize(("table", "lengths", "count"), [(False, [4], 3), (True, [0], 12)], ids=["leaves", "table"])
+def test_one_row(graphs: bool, table: bool, lengths: list[int], count: int, merges: list[int]) -> None:
     repeated = Repeated()
-    assert_steps(built("paper"), [0], 12, repeated if graphs else None, table=table)
+    assert_steps(built("paper"), lengths, count, repeated if graphs else None, table=table)
     assert set(merges) == {1}
-    assert repeated.replays == (8 if graphs else 0)
+    assert (repeated.replays > 0) == graphs
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_one_row(graphs: bool, table: bool, merges: list[int]) -> None:
 @pytest.mark.parametrize("name", ["paper", "plain", "every-merge", "deep"])
 def test_kernels_give_the_models_answers(name: str, lengths: list[int], count: int, merges: list[int]) -> None:
     assert_steps(built(name), lengths, count)
-    assert len(lengths) in merges
+    assert 0 < max(merges) <= len(lengths)
 
 
 @pytest.mark.parametrize(("name", "nets"), [("mlp-ldru", True), ("affine", False)])

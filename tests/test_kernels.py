@@ -296,7 +296,7 @@ def test_rows_are_looked_up_added_and_summed_by_token(rows: int, width: int, dty
         look_up(table, tokens, found)
         assert torch.equal(found, table[tokens].to(found.dtype))
     expected = x.double() + 0.1 * table.double()[tokens]
-    add_looked_up(x, table, tokens, 0.1)
+    add_looked_up(x, table, tokens, 0.1, x)
     assert_close(x, expected, dtype)
     by_token = torch.zeros(VOCAB, width, dtype=torch.float64, device=DEVICE).index_add(0, tokens, x.double())
     assert_close(sum_by_token(x, order_of(tokens, VOCAB), factor=0.5), 0.5 * by_token)

@@ -137,7 +137,7 @@ def launch_everything(width: int) -> None:
     lookup_kernel.leaves(states, tokens, vector, vector, results, **leaf)
     lookup_kernel.leaves_backward(results, states, tokens, vector, results, **leaf)
     lookup_kernel.look_up(states, tokens, results)
-    lookup_kernel.add_looked_up(results, states, tokens, 0.1)
+    lookup_kernel.add_looked_up(results, states, tokens, 0.1, results)
     lookup_kernel.sum_by_token(results, lookup_kernel.order_of(tokens, len(states)))
     cross_entropy_kernel.cross_entropy_(gates, tokens, torch.empty(rows), with_gradient=True, ignored=-100)
 

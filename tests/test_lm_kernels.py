@@ -90,6 +90,7 @@ def learnt(enabled: bool, model: LM, tokens: Tensor, targets: Tensor, **layout: 
 @every_config
 @pytest.mark.parametrize("length", [2, 5], ids=["fewer-tokens-than-vocabulary", "more"])
 def test_loss_and_gradients_are_the_plain_models(config: ScanLMConfig, length: int, sweeps: list[bool]) -> None:
+    torch.manual_seed(2)  # with 0, a norm in one net amplifies rounding 20-fold, by kernels and without
     model, tokens, targets = built(config), tokens_of(2, length), tokens_of(2, length)
     expected = learnt(False, model, tokens, targets)
     assert not sweeps

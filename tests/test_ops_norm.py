@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from logdepth.blocks.embedding_net import EmbeddingNet
+from logdepth.blocks.paper_layer import EmbeddingNet
 from logdepth.ops import Casts, LayerNorm, Linear, NormedLinear, RMSNorm, kernels, layer_norm, norm_named, using_casts
 from logdepth.ops import norm as norms
 from tests.fused_models import (

@@ -272,7 +272,7 @@ def test_the_cached_transformer_decodes_as_the_model_does() -> None:
         logits, _ = model.step(tokens[:, None], state)
         torch.testing.assert_close(cached.logits(tokens), logits[:, 0])
         assert cached.position.tolist() == [length]
-    assert cached.nbytes == 2 * len(model.blocks) * 2 * length * model.config.embed_width * 4
+    assert cached.nbytes == 2 * len(layers_of(model)) * 2 * length * model.config.dim * 4
 
 
 def made_up() -> dict[str, list[dict[str, Any]]]:

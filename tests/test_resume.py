@@ -285,7 +285,7 @@ def test_short_epochs_do_without_some_checkpoints(
         with pytest.raises(KeyboardInterrupt):
             train(run_config(corpus), tmp_path / "parts")
     assert saves == [8]
-    assert load_tensors(tmp_path / "parts" / "best.safetensors")[1]["step"] == 8
+    assert load_tensors(tmp_path / "parts" / "best.safetensors")[1] == {"step": 8, "names": 2}
     assert [line["step"] for line in measured(tmp_path / "parts") if line["kind"] == "valid"] == [8, 16]
     resume(tmp_path / "parts")
     assert saves == [8, 16, 24], "the first of a process, and the last"

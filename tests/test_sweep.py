@@ -279,7 +279,7 @@ def test_without_optuna(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     line = refused(capsys, *flags(corpus, tmp_path))
-    assert line == "logdepth sweep: sweeps need optuna; pip install '.[sweep]'"
+    assert line == "logdepth sweep: sweeps need optuna; install it with pip install '.[sweep]'"
 
 
 def test_without_matplotlib(

@@ -14,8 +14,8 @@ from logdepth.data import TokenStore
 from logdepth.errors import UserError
 from logdepth.evaluate import BATCH_TOKENS, evaluate
 from logdepth.models import LM
+from logdepth.ops.precision import Precision
 from logdepth.progress import Progress
-from logdepth.runs import Precision
 from logdepth.shapes import Tokens
 
 DEFAULT_OFFSETS = (1, 2, 4, 8, 16, 32)

@@ -235,11 +235,13 @@ class StaticKeyValues:
         """The memory itself."""
         return KeyValueState(self.keys, self.values, self.positions)
 
-    def make_room(self, longest: int) -> bool:
-        if self.window is not None or longest <= self.keys.shape[2]:
-            return False
-        self._resize(_power_of_two(longest), self.cached)
-        return True
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2] if self.window is None else 2**62
+
+    def make_room(self, longest: int) -> None:
+        if longest > self.capacity:
+            self._resize(_power_of_two(longest), self.cached)
 
     def put(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """One token of every row, at its position in the row."""

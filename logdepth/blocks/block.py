@@ -42,8 +42,13 @@ class StaticState(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def make_room(self, longest: int) -> bool:
-        """Makes room for rows of this length; True where that moved the memory, so that recorded graphs are void."""
+    @property
+    def capacity(self) -> int:
+        """The length up to which there is room for rows."""
+        ...
+
+    def make_room(self, longest: int) -> None:
+        """Moves to memory with room for rows of this length, so that recorded graphs are void."""
         ...
 
     def update(self, state: Any) -> None:
@@ -127,13 +132,13 @@ class StaticTensors(TensorState):
     """The static form of a TensorState: the block returns a new one, which is copied into place."""
 
     steps_differ = False
+    capacity = 2**62
 
     def __new__(cls, state: TensorState) -> "StaticTensors":
         return super().__new__(cls, tuple(one.detach().clone() for one in state.tensors))
 
-    def make_room(self, longest: int) -> bool:
-        del longest
-        return False
+    def make_room(self, longest: int) -> None:
+        """Nothing: rows of any length need the same memory."""
 
     def update(self, state: TensorState) -> None:
         for mine, new in zip(self.tensors, state.tensors, strict=True):

@@ -106,7 +106,7 @@ class Layout:
         `entries` holds `count` earlier ones and then the new ones, `[rows, count + length, …]`.
         """
         if self.lengths is None and not self.packed:
-            return entries[:, entries.shape[1] - count :]
+            return entries[:, entries.shape[1] - count :].clone()  # a view would keep all entries alive
         index = self._on("new", entries.device, lambda: torch.from_numpy(self.new))[:, None]
         index = index + torch.arange(count, device=entries.device)
         index = index.view(*index.shape, *(1,) * (entries.ndim - 2)).expand(-1, -1, *entries.shape[2:])

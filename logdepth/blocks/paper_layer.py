@@ -6,6 +6,7 @@ s = scan(⊙, leaves)                           one state for every prefix
 y = W_out · s + 0.1 · x                       D → E
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.blocks.block import Block
-from logdepth.blocks.embedding_net import EmbeddingNet
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
-from logdepth.ops import LayerNorm, Linear, TokenLookup, scaled_linear, use_kernels
+from logdepth.ops import LayerNorm, Linear, NormedLinear, TokenLookup, scaled_linear
 from logdepth.ops.dispatch import is_unmodified
 from logdepth.ops.dropout import drops
 from logdepth.ranges import check_dropouts
-from logdepth.scanning import Operator, OperatorPair, ScanState, scan
+from logdepth.scanning import Operator, OperatorPair, ScanState, scan, sweeps_itself
 from logdepth.scanning.static_state import StaticScanState
 from logdepth.shapes import Batch, Packed
 
@@ -90,10 +90,7 @@ class PaperLayer(Block):
     def forward(
         self, x: Tensor | TokenLookup, state: ScanState | StaticScanState | None, layout: Layout
     ) -> tuple[Tensor, ScanState | StaticScanState]:
-        leaves = self.leaves(x)
-        if state is not None or not use_kernels(leaves):
-            # Autocast must not decide what states are. Kernels keep them in the dtype of products.
-            leaves = leaves.to(self.into_state.weight.dtype if state is None else state.dtype)
+        leaves = as_elements(self.operators(), self.leaves(x), state, self.into_state.weight.dtype)
         recompute = self.config.recompute and torch.is_grad_enabled()
         prefixes, state = self.scan(self.operators(), leaves, state, layout, recompute=recompute)
         return self.output(prefixes, x), state
@@ -150,6 +147,21 @@ class PaperLayer(Block):
         return hidden if self.leaf_norm is None else hidden + self.leaf_dropout(self.leaf_norm(hidden))
 
 
+def as_elements(
+    operator: Operator | OperatorPair,
+    leaves: Tensor,
+    state: ScanState | StaticScanState | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The leaves in the dtype of states: that of the state, or of the weights. Autocast must not decide it.
+
+    Where nothing is continued, kernels keep states in the dtype of products.
+    """
+    if state is not None:
+        return leaves.to(state.dtype)
+    return leaves if sweeps_itself(operator, leaves) else leaves.to(dtype)
+
+
 def scanned(
     operator: Operator | OperatorPair,
     leaves: Tensor,
@@ -163,3 +175,43 @@ def scanned(
         assert isinstance(layout, StepLayout)
         return state.advance(operator, leaves[:, 0], layout.step, layout.index)[:, None], state
     return scan(operator, leaves, state, lengths=layout.lengths, cu_seqlens=layout.cu_seqlens, checkpoint=recompute)
+
+
+class EmbeddingNet(nn.Module):
+    """The post-embedding net of the paper: a position-wise residual MLP of 17.5 · D² weights before the scan.
+
+    stem D → D; two blocks D → D → D; four bottlenecks 2D → D/2 → D/2 → 2D, of which the first starts from D; 2D → D;
+    and a residual around it all. LayerNorm after every linear map except the projected skip, SiLU between.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = NormedLinear(width, width)
+        self.blocks = nn.Sequential(
+            _Residual(width, width, width),
+            _Residual(width, width, width),
+            _Residual(width, width // 2, width // 2, 2 * width),
+            *(_Residual(2 * width, width // 2, width // 2, 2 * width) for _ in range(3)),
+        )
+        self.out = NormedLinear(2 * width, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        refined: Tensor = self.out(self.blocks(self.stem(states, activation="silu")), skip=states)
+        return refined
+
+
+class _Residual(nn.Module):
+    """Linear maps through the given widths, and a skip around them that is projected where the widths differ."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(NormedLinear(before, after) for before, after in itertools.pairwise(widths))
+        self.skip = nn.Identity() if widths[0] == widths[-1] else scaled_linear(widths[0], widths[-1])
+
+    def forward(self, states: Tensor) -> Tensor:
+        *hidden, last = self.maps
+        inner = states
+        for one in hidden:
+            inner = one(inner, activation="silu")
+        out: Tensor = last(inner, skip=self.skip(states), activation="silu")
+        return out

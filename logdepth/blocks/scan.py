@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from logdepth.blocks.block import Block, StaticTensors, TensorState
 from logdepth.blocks.layout import Layout
-from logdepth.blocks.paper_layer import scanned
+from logdepth.blocks.paper_layer import as_elements, scanned
 from logdepth.blocks.short_conv import ShortConv
 from logdepth.operators import OPERATORS, PostMergeConfig
-from logdepth.ops import LayerNorm, Linear, NormName, norm_named, use_kernels
+from logdepth.ops import LayerNorm, Linear, NormName, norm_named
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, Operator, OperatorPair, ScanState
 from logdepth.scanning.lengths import Ints
@@ -93,9 +93,13 @@ class StaticScanLayerState(NamedTuple):
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.scans) + (0 if self.conv is None else self.conv.nbytes)
 
-    def make_room(self, longest: int) -> bool:
-        moved = [one.make_room(longest) for one in self.scans]  # each of them, not only up to the first that moved
-        return any(moved)
+    @property
+    def capacity(self) -> int:
+        return min(one.capacity for one in self.scans)
+
+    def make_room(self, longest: int) -> None:
+        for one in self.scans:
+            one.make_room(longest)
 
     def update(self, state: Any) -> None:
         if self.conv is not None:
@@ -187,9 +191,7 @@ class ScanLayer(nn.Module):
         prefixes, states = [], []
         for number, operator in enumerate(self.scan_operators()):
             before = None if state is None else state.scans[number]
-            one = leaves[..., number, :]
-            if before is not None or not use_kernels(one):
-                one = one.to(self.out.weight.dtype if before is None else before.dtype)
+            one = as_elements(operator, leaves[..., number, :], before, self.out.weight.dtype)
             recompute = self.recompute and torch.is_grad_enabled()
             some, after = scanned(operator, one, before, layout, recompute=recompute)
             prefixes.append(some)

@@ -15,8 +15,9 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
 from logdepth.errors import UserError
 from logdepth.models import LM, ScanLMConfig
+from logdepth.ops.precision import Precision
 from logdepth.report.table import Spread
-from logdepth.runs import Precision, RunFolder, Weights, device_named
+from logdepth.runs import RunFolder, Weights, device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.training import prepared_for
 

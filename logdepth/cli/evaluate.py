@@ -14,8 +14,9 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
+from logdepth.ops.precision import Precision
 from logdepth.progress import Progress
-from logdepth.runs import LoadedRun, Precision, RunFolder, Weights, device_named
+from logdepth.runs import LoadedRun, RunFolder, Weights, device_named
 from logdepth.training import prepared_for
 
 UNKNOWN_TO_MENTION = 1e-3

@@ -14,7 +14,8 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.data import CORPORA
 from logdepth.errors import UserError
 from logdepth.generate import SamplingConfig, generate
-from logdepth.runs import Precision, RunFolder, Weights, device_named
+from logdepth.ops.precision import Precision
+from logdepth.runs import RunFolder, Weights, device_named
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,10 @@ from logdepth.cli.parsing import Switch, parse
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import LanguageModel
+from logdepth.ops.precision import Precision
 from logdepth.progress import Progress
 from logdepth.recipes import RECIPES, recipe
-from logdepth.runs import Precision, RunFolder, device_named
+from logdepth.runs import RunFolder, device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.timing import Timing, What, time_model
 

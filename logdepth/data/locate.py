@@ -51,7 +51,7 @@ def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterato
         raise UserError(f"{missing}; fetching {name} from the hub failed too ({reason})") from None
 
 
-def missing_message(corpus: str, data_dir: Path | None, what: str) -> str:
+def looked_for(corpus: str, data_dir: Path | None, what: str) -> str:
     """Return the first half of the error message for a missing local file."""
     parent = data_folder(data_dir)
     if parent is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from logdepth.data.corpus import Corpus, files_as_source
-from logdepth.data.locate import hub_rows, local_shards, missing_message
+from logdepth.data.locate import hub_rows, local_shards, looked_for
 from logdepth.data.passages import Passage, split_by_hash
 from logdepth.data.readers import documents
 
@@ -31,5 +31,5 @@ class OpenWebText2(Corpus):
             for file in files:
                 yield from documents(file)
             return
-        missing = missing_message(self.name, self.data_dir, f"{self.folder}/{self.pattern}")
+        missing = looked_for(self.name, self.data_dir, f"{self.folder}/{self.pattern}")
         yield from (row["text"] for row in hub_rows(self.hub_name, None, "train", missing))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from logdepth.data.corpus import Corpus, files_as_source
-from logdepth.data.locate import hub_rows, local_files, missing_message
+from logdepth.data.locate import hub_rows, local_files, looked_for
 from logdepth.data.passages import SPLITS, Passage, Split
 from logdepth.data.readers import lines
 
@@ -37,7 +37,7 @@ class ThreeFiles(Corpus):
             if files:
                 yield from (Passage(split, line, False) for line in lines(files[number]))
                 continue
-            missing = missing_message(self.name, self.data_dir, f"{self.folder}/{self.pattern.format(split)}")
+            missing = looked_for(self.name, self.data_dir, f"{self.folder}/{self.pattern.format(split)}")
             for row in hub_rows(self.hub_name, self.hub_config, HUB_SPLITS[split], missing):
                 yield Passage(split, self.line_of(row), False)
 

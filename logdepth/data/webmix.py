@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from logdepth.data.corpus import Corpus, files_as_source
-from logdepth.data.locate import local_shards, missing_message
+from logdepth.data.locate import local_shards, looked_for
 from logdepth.data.passages import Passage, split_by_hash
 from logdepth.data.readers import documents
 from logdepth.errors import UserError
@@ -27,7 +27,7 @@ class Webmix(Corpus):
     def passages(self) -> Iterator[Passage]:
         files = local_shards(self.data_dir, FOLDER, PATTERN)
         if not files:
-            raise UserError(missing_message(self.name, self.data_dir, f"{FOLDER}/{PATTERN}"))
+            raise UserError(looked_for(self.name, self.data_dir, f"{FOLDER}/{PATTERN}"))
         for file in files:
             for text in documents(file):
                 yield Passage(split_by_hash(text, HELD_OUT), text, True)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from logdepth.blocks import StaticState, StepLayout
-from logdepth.capture import keep
 from logdepth.decoding.step_graphs import StepGraphs
+from logdepth.keep_alive import keep
 from logdepth.models import LM, LMState
 from logdepth.ops import Casts, FrozenTable, use_kernels, using_casts
+from logdepth.ops.dispatch import on_device_of
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.integers import integers
 from logdepth.scanning.lengths import Ints, Lengths
@@ -91,11 +92,14 @@ class Decoder:
         if self._kept is not None:
             self._row_tokens.index_copy_(0, self._kept, self.tokens)
         self._read_weights()
-        self._make_room()
+        longest = 1 + (self._length if self._length is not None else int(self._each.max(initial=0)))
+        if longest > self._capacity:
+            self._make_room(longest)
         shape, index_size, recurs = self._next_step()
         compute = partial(self._compute, shape, index_size)
         self._broken = True
-        logits = self._graphs.run(shape, compute) if self._graphs is not None and recurs else compute()
+        with on_device_of(self.tokens):
+            logits = self._graphs.run(shape, compute) if self._graphs is not None and recurs else compute()
         self._broken = False
         if self._length is not None:
             self._length += 1
@@ -164,6 +168,7 @@ class Decoder:
         self._steps_differ = any(one is not None and one.steps_differ for one in states)
         self.tokens = self._row_tokens = tokens
         self._rows, self._kept = np.arange(batch), None
+        self._capacity = self._capacity_of(states, index)
         known = Lengths.of(lengths)
         self._length, self._each = known.common, known.array().copy()  # it is counted up in place
         if self._graphs is not None:
@@ -177,16 +182,23 @@ class Decoder:
         with torch.inference_mode(False):  # to be written to in any mode
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
-    def _make_room(self) -> None:
-        longest = 1 + (self._length if self._length is not None else int(self._each.max(initial=0)))
+    def _make_room(self, longest: int) -> None:
+        """Moves to memory for rows of this length and more."""
         with torch.inference_mode():
-            moves = [one.make_room(longest) for one in self._states if one is not None]
-        moved = any(moves)
-        size = len(self._row_tokens) * (2 * longest.bit_length() + 8)
+            for one in self._states:
+                if one is not None:
+                    one.make_room(longest)
+        size = len(self._row_tokens) * (2 * longest.bit_length() + 16)
         if len(self._index) < size:
-            self._index, moved = self._integers(2 * size), True
-        if moved and self._graphs is not None:
+            self._index = self._integers(size)
+        self._capacity = self._capacity_of(self._states, self._index)
+        if self._graphs is not None:
             self._graphs.forget()
+
+    def _capacity_of(self, states: Sequence[StaticState | None], index: Tensor) -> int:
+        """The length up to which the states, and the lists of merges, have room."""
+        levels = (len(index) // max(1, len(self._row_tokens)) - 8) // 2
+        return min([(1 << levels) - 1, *(one.capacity for one in states if one is not None)])
 
     def _next_step(self) -> tuple[Together | Apart, int, bool]:
         """Which merges the scans make in this step, the size of their lists, and whether such a step will recur."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from logdepth.capture import keep
-from logdepth.ops.uncompiled import outside_compiled_graphs
+from logdepth.keep_alive import keep
+from logdepth.ops.dispatch import outside_compiled_graphs
 
 FLEX_COMPILATIONS = 64
 """Shapes, dtypes and modes for which FlexAttention may be compiled in one process."""

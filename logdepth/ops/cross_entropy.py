@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.ops.dispatch import DTYPES, use_kernels
-from logdepth.ops.uncompiled import outside_compiled_graphs
+from logdepth.ops.dispatch import DTYPES, outside_compiled_graphs, use_kernels
 
 CHUNK_LOGITS = 2**26
 """Logits that are there at the same time, at most: 128 MiB in bfloat16."""

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -110,3 +110,22 @@ def backward_by_kernels(backward: Callable[..., Any]) -> Callable[..., Any]:
             return backward(ctx, *grads)
 
     return once
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def outside_compiled_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Break the compiled graph around `function`, because tracing all levels would take minutes for each new length.
+
+    torch.compiler.disable takes more than a second to import, so it is applied only within compiled code.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
+        return function(*args, **kwargs)
+
+    return call

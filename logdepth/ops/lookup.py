@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logdepth.capture import keep
+from logdepth.keep_alive import keep
 from logdepth.ops.dispatch import backward_by_kernels, is_unmodified, on_device_of, use_kernels
 from logdepth.ops.dropout import draw_seed, rate_of
 from logdepth.ops.norm import LayerNorm
@@ -90,7 +90,7 @@ class TokenLookup:
         return _RowsPlusNorm.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     def add_to(self, x: Tensor, factor: float) -> Tensor:
-        """x + factor · rows. As a kernel it overwrites `x`."""
+        """x + factor · rows."""
         if not use_kernels(x) or not x.is_contiguous():
             return torch.add(x, self.tensor(), alpha=factor)
         return _Added.apply(self, factor, x, self.table)  # type: ignore[no-any-return, no-untyped-call]
@@ -162,11 +162,11 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, lookup: TokenLookup, factor: float, x: Tensor, table: Tensor) -> Tensor:
         from logdepth.ops.lookup_kernel import add_looked_up
 
+        out = torch.empty_like(x)
         with on_device_of(x):
-            add_looked_up(x.flatten(0, -2), table, lookup.tokens.contiguous(), factor)
-        ctx.mark_dirty(x)
+            add_looked_up(x.flatten(0, -2), table, lookup.tokens.contiguous(), factor, out.flatten(0, -2))
         ctx.lookup, ctx.factor, ctx.dtype = lookup, factor, table.dtype
-        return x
+        return out
 
     @staticmethod
     @backward_by_kernels

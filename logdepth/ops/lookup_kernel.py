@@ -2,7 +2,7 @@
 
     look_up:        out[i] = table[token[i]]
     leaves:         out[i] = h + dropout(LN(h)),  h = table[token[i]]
-    add_looked_up:  x[i] += factor · table[token[i]]
+    add_looked_up:  out[i] = x[i] + factor · table[token[i]]
     sum_by_token:   out[v] = factor · Σ x[i] over all i with token[i] = v
 
 A token outside the table gives NaN. The sums run over the rows in the order of their tokens, and of time within a
@@ -116,13 +116,13 @@ def leaves_backward(
     return sums
 
 
-def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float) -> None:
-    """Adds to `x` `[tokens, width]`."""
+def add_looked_up(x: Tensor, table: Tensor, tokens: Tensor, factor: float, out: Tensor) -> None:
+    """Fills `out` `[tokens, width]`, which may be `x`."""
     num_rows, width = x.shape
     tile = _plain_tile(width)
     if num_rows:
         _add_looked_up[(triton.cdiv(num_rows, tile[0]),)](
-            x, table, tokens, factor, num_rows, len(table), width, *tile, num_warps=WARPS
+            x, table, tokens, out, factor, num_rows, len(table), width, *tile, num_warps=WARPS
         )
 
 
@@ -223,10 +223,10 @@ def _leaves_backward(
 
 
 @triton.jit
-def _add_looked_up(x, table, tokens, factor, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
+def _add_looked_up(x, table, tokens, out, factor, num_rows, vocab_size, width, rows: tl.constexpr, block: tl.constexpr):
     more, place, inside = _rows(table, tokens, tl.program_id(0) * rows, num_rows, vocab_size, width, rows, block)
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + place, values + factor * more, mask=inside)
+    tl.store(out + place, values + factor * more, mask=inside)
 
 
 @triton.jit

@@ -3,12 +3,21 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Precision = Literal["auto", "float32", "bfloat16"]
+
 ALIGNMENT = 64
 """Each copy starts at a multiple of this many elements."""
+
+
+def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
+    """The autocast context for a precision."""
+    low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

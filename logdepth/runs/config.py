@@ -10,8 +10,7 @@ from logdepth.config import flattened, to_dict
 from logdepth.data import DataConfig
 from logdepth.errors import UserError
 from logdepth.models import ModelConfig, ScanLMConfig
-
-Precision = Literal["auto", "float32", "bfloat16"]
+from logdepth.ops.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +140,3 @@ def device_named(name: str, flag: str = "--train.device") -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device '{name}' cannot be used here ({reason}); try {flag} cpu") from None
     return device
-
-
-def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
-    """The autocast context for a precision."""
-    low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)

@@ -4,7 +4,7 @@ from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.merge import Operator, OperatorPair
 from logdepth.scanning.prefix_scan import ScanResult, reduce, scan
 from logdepth.scanning.state import ScanState
-from logdepth.scanning.sweep import SelfSweepingOperator, SweepFunction
+from logdepth.scanning.sweep import SelfSweepingOperator, SweepFunction, sweeps_itself
 
 __all__ = [
     "LengthsLike",
@@ -16,4 +16,5 @@ __all__ = [
     "SweepFunction",
     "reduce",
     "scan",
+    "sweeps_itself",
 ]

@@ -6,7 +6,7 @@ from threading import Lock
 
 import torch
 
-from logdepth.capture import keep
+from logdepth.keep_alive import keep
 from logdepth.scanning.arguments import Layout
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Lengths

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logdepth.ops.uncompiled import outside_compiled_graphs
+from logdepth.ops.dispatch import outside_compiled_graphs
 from logdepth.scanning.arguments import check_state, layout_of
 from logdepth.scanning.integers import LengthsLike
 from logdepth.scanning.lengths import Lengths

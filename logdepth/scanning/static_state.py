@@ -43,14 +43,18 @@ class StaticScanState:
         prefixes.index_copy_(0, index_on(state.device, _places(ending >= 0)), state.prefixes.index_select(0, source))
         return tables
 
-    def make_room(self, longest: int) -> bool:
-        """Makes room for rows of this length; True where that moved the tables."""
+    @property
+    def capacity(self) -> int:
+        """The length up to which there is room for rows."""
+        return (1 << len(self.blocks)) - 1
+
+    def make_room(self, longest: int) -> None:
+        """Moves to tables with room for rows of this length."""
         missing = longest.bit_length() - len(self.blocks)
         if missing <= 0:
-            return False
+            return
         more = self.blocks.new_zeros(missing + 1, *self.blocks.shape[1:])
         self.blocks, self.prefixes = torch.cat([self.blocks, more]), torch.cat([self.prefixes, more])
-        return True
 
     def update(self, state: Self) -> None:
         assert state is self  # `advance` has changed it already

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from logdepth.scanning.merge import Operator, OperatorPair
+from logdepth.scanning.merge import Operator, OperatorPair, operator_pair
 from logdepth.scanning.plan import Plan, RowsToTake
 from logdepth.shapes import Blocks, Rows
 
@@ -20,6 +20,12 @@ class SelfSweepingOperator(ABC):
 
         None if the plain `sweep` is to run for elements like these.
         """
+
+
+def sweeps_itself(operator: Operator | OperatorPair, elements: Rows) -> bool:
+    """Whether the operator runs a scan of such elements itself."""
+    up, down = operator_pair(operator)
+    return isinstance(up, SelfSweepingOperator) and up.sweep_with(down, elements) is not None
 
 
 class SweepFunction(Protocol):

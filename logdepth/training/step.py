@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.data import document_bounds
-from logdepth.runs import TrainConfig, arithmetic
+from logdepth.ops.precision import arithmetic
+from logdepth.runs import TrainConfig
 from logdepth.training.optimizer import ModelOptimizer
 
 

@@ -6,7 +6,6 @@ import torch
 
 from benchmarks.speed import bars, sizes
 from benchmarks.speed.sizes import OURS, THEIRS
-from logdepth.models import Transformer
 from speed_page.measured import FLOORS, Report, Result, measured, mebibytes, number, results, tokens_read, variant
 from speed_page.tables import table
 
@@ -61,7 +60,7 @@ def _floor_of_transformer(report: Report, one: Result) -> float | None:
     size = sizes.smoke() if report["smoke"] else sizes.full()
     config = size.theirs[one["model"]]
     with torch.device("meta"):
-        model = Transformer(config, size.vocab_size)
+        model = config.build(size.vocab_size)
     looked_up = 0 if config.tied else model.embedding.weight.numel()
     weights = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2) - looked_up
     products = bars.floor_milliseconds(measured(report), 2 * one["tokens"] * weights)
