@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from logdepth.blocks import BLOCKS
-from logdepth.models import MODELS, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, Size, TransformerConfig
+from logdepth.models import LM, MODELS, LanguageModel, LMConfig, ModelConfig, ScanLMConfig, Size, TransformerConfig
 from logdepth.operators import OPERATORS, GRCConfig
 
 VOCAB = 13
@@ -64,11 +64,12 @@ SMALL_MODELS: dict[str, ModelConfig] = {
 def small_model(name: str, vocab_size: int = VOCAB) -> LanguageModel:
     """The model of this name in float64 and eval mode, with the same weights at every call.
 
-    Those of an LM are off their first values: blocks whose output is zero at first would hide every error in them.
+    Those of an LMConfig are off their first values: blocks whose output is zero would hide every error in them.
     """
     torch.manual_seed(1)
     model = SMALL_MODELS[name].build(vocab_size).double().eval()
-    if isinstance(SMALL_MODELS[name], LMConfig):
+    config = model.config if isinstance(model, LM) else None
+    if isinstance(SMALL_MODELS[name], LMConfig) or (config is not None and config.initialisation == "zero-output"):
         shake(model, 0.2)
     return model
 
