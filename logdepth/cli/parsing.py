@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from logdepth.blocks import BLOCKS
 from logdepth.blocks.spec import block_config, block_text
 from logdepth.errors import MIN_SIMILARITY, UserError
 from logdepth.models import LMConfig
@@ -43,7 +44,7 @@ def _blocks_as_words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] |
         return None
     return PrimitiveConstructorSpec(
         nargs="*",
-        metavar="[BLOCK [BLOCK ...]]",
+        metavar=f"[{'|'.join(BLOCKS)}][:FIELD=VALUE,…] ...",
         instance_from_str=lambda words: tuple(_block(word) for word in words),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda blocks: [one if isinstance(one, str) else block_text(one) for one in blocks],

@@ -149,7 +149,7 @@ class Trainer:
         if train.warmup_steps >= self.total_steps:
             self.warnings.append(
                 f"the warm-up of {train.warmup_steps:,} steps is longer than the run: the learning rate never reaches "
-                "its peak; lower train.warmup_steps"
+                "its peak; lower --train.warmup-steps"
             )
         for line in self.warnings:
             self.progress.remark(line)
