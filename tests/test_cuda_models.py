@@ -18,7 +18,8 @@ from logdepth.evaluate import PAPER_CONTEXTS, evaluate, loss_graphs
 from logdepth.models import LM, LMConfig, ModelConfig, ScanLMConfig, TransformerConfig
 from logdepth.operators import GRCConfig, MLPLDRUConfig
 from logdepth.ops import kernels
-from logdepth.runs import Precision, RunConfig, RunFolder, TrainConfig
+from logdepth.ops.precision import Precision
+from logdepth.runs import RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.training import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files

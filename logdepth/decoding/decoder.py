@@ -197,7 +197,8 @@ class Decoder:
 
     def _capacity_of(self, states: Sequence[StaticState | None], index: Tensor) -> int:
         """The length up to which the states, and the lists of merges, have room."""
-        levels = (len(index) // max(1, len(self._row_tokens)) - 8) // 2
+        rows = len(self._row_tokens)
+        levels = (len(index) // rows - 8) // 2 if rows else 62
         return min([(1 << levels) - 1, *(one.capacity for one in states if one is not None)])
 
     def _next_step(self) -> tuple[Together | Apart, int, bool]:
