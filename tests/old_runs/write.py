@@ -1,8 +1,9 @@
 """Writes the run folders here, with the code of the version whose files they stand for, and what it measures of them.
 
-Usage, from the repository root: PYTHONPATH=<checkout of 8b9f737> python tests/old_runs/write.py <folder>. Weights were
-named otherwise then. A run is interrupted after six of its steps. Beside its folder, a file holds the losses of the
-others, as the code that wrote it continues the run, and losses of both its weights on the test split.
+Usage, from the repository root: PYTHONPATH=<checkout of 8b9f737> python tests/old_runs/write.py <folder>. Weights had
+other names then, and `logdepth.training` was `logdepth.train`. A run is interrupted after six of its steps. A file
+beside its folder holds the losses of the later steps, as that code continues the run, and the test perplexity of both
+weights.
 """
 
 import json
@@ -15,12 +16,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))  # for tests.tiny_corpus, behind the package that PYTHONPATH names
 
+from logdepth.train import Interrupted, Trainer, resume, train
+
 from logdepth.data import prepare
 from logdepth.evaluate import evaluate
 from logdepth.models import MODELS, ModelConfig, ScanLMConfig, Size
 from logdepth.operators import GRCConfig
 from logdepth.runs import RunConfig, RunFolder, TrainConfig
-from logdepth.training import Interrupted, Trainer, resume, train
 from tests.tiny_corpus import tiny_data, write_corpus
 
 SIZE = Size(embed_width=8, state_width=6, layer_width=8, num_layers=2, num_heads=2)
