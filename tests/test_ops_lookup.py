@@ -212,23 +212,22 @@ def test_add_to(shape: tuple[int, ...], by_kernels: bool, factor: float) -> None
     assert_alike(found, 2 * x + factor * F.embedding(tokens, table), [x, table])
 
 
-def test_only_kernels_overwrite_what_is_added_to() -> None:
+def test_what_is_added_to_is_left_as_it_was() -> None:
     table, tokens = table_of(), tokens_of(*MANY)
     lookup = TokenLookup(table, tokens)
-    for x, overwrites in ((torch.zeros(*MANY, WIDTH), True), (torch.zeros(WIDTH, *MANY[::-1]).permute(2, 1, 0), False)):
+    for x in (torch.zeros(*MANY, WIDTH), torch.zeros(WIDTH, *MANY[::-1]).permute(2, 1, 0)):
         x = x.to(DEVICE)
-        with torch.no_grad():
-            for enabled in (False, True):
-                with kernels(enabled):
-                    found = lookup.add_to(x, 0.5)
-                assert bool(x.any()) == (enabled and overwrites)
-                assert (found is x or found.data_ptr() == x.data_ptr()) == (enabled and overwrites)
+        for enabled in (False, True):
+            with torch.no_grad(), kernels(enabled):
+                found = lookup.add_to(x, 0.5)
+            assert not x.any()
+            torch.testing.assert_close(found, 0.5 * table[tokens])
     read = torch.randn(*MANY, WIDTH, device=DEVICE, requires_grad=True)
     with kernels(True):
         sigmoid = read.sigmoid()
         lookup.add_to(sigmoid, 0.5)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        sigmoid.sum().backward()
+    sigmoid.sum().backward()
+    assert read.grad is not None
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])

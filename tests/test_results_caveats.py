@@ -21,7 +21,7 @@ def test_studies_that_differ_only_in_missing_models_share_a_caveat(tmp_path: Pat
         "- *WikiText-2, paper's settings; WikiText-2, tuned; WikiText-2, net on all merges.* Test split"
     )
     assert text.endswith(
-        " the raw one. Not run: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
+        " the paper's raw text. Not run: AR-GRC, AR-MLP-LDRU and Transformer (sinusoidal) of WikiText-2, tuned; "
         "Transformer (sinusoidal) of WikiText-2, net on all merges."
     )
     assert text.count("Test split") == 1

@@ -145,7 +145,7 @@ def test_the_script_runs_from_any_folder_and_finds_its_parts(tmp_path: Path) -> 
         ("ptb/a.json", "is not a result file of logdepth"),
         ("sweeps/ptb/a.json", "is not the sweep.json of a sweep; move it elsewhere"),
         ("sweeps/a.json", "belongs in a folder of its own, named after its study"),
-        ("associativity/a.json", "does not hold what `logdepth associativity` writes"),
+        ("associativity/a.json", "is not an output of `logdepth associativity`"),
     ],
 )
 def test_unexpected_files_are_one_line_errors(tmp_path: Path, file: str, words: str) -> None:

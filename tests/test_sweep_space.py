@@ -103,5 +103,7 @@ def test_the_default_space_fits_every_recipe(name: str) -> None:
         assert after["model"]["embed_dropout"] == after["model"]["leaf_dropout"] == 0.35
         assert after["model"]["output_dropout"] == 0.35
         assert after["model"]["operator"].get("dropout", 0.35) == 0.35
+    elif "blocks" in after["model"]:  # those of its blocks keep their values
+        assert after["model"] == before["model"] | {"embed_dropout": 0.35, "output_dropout": 0.35}
     elif "dropout" in values:
         assert after["model"] == before["model"] | {"dropout": 0.35}

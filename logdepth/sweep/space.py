@@ -3,7 +3,7 @@
 train.learning_rate=1e-4:1e-2:log      a range on a logarithmic scale
 model.operator.dropout=0:0.4:0.05      a range in steps
 model.depth=1,2,3                      a choice
-dropout=0:0.4:0.05                     one value for all dropouts of the model
+dropout=0:0.4:0.05                     one value for all dropouts of the model but those of blocks
 model.leaf_dropout+model.output_dropout=0:0.4      one value for several fields
 
 The paper searches learning rate, L2 regularisation and dropout but gives no ranges. The ranges in `DEFAULT` are ours.
