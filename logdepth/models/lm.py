@@ -134,9 +134,8 @@ class LM(LanguageModel):
         check_tokens(tokens, packed=False)
         if len(tokens) != len(state.lengths):
             raise ValueError(f"tokens have {len(tokens)} rows, but the state has {len(state.lengths)}")
-        layout = Layout(tokens.shape, lengths=lengths, absorbed=state.lengths.numpy())
-        features, blocks = self.run(tokens, state.blocks, layout)
-        return self.logits(features), LMState(blocks, torch.from_numpy(layout.lengths_after))
+        features, after = self._continued(tokens, state, lengths)
+        return self.logits(features), after
 
     def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
         features = self.features(tokens, cu_seqlens=cu_seqlens)
@@ -148,9 +147,7 @@ class LM(LanguageModel):
         if state is None:
             features, after = self.features(tokens, cu_seqlens=cu_seqlens), None
         else:
-            layout = Layout(tokens.shape, absorbed=state.lengths.numpy())
-            features, blocks = self.run(tokens, state.blocks, layout)
-            after = LMState(blocks, torch.from_numpy(layout.lengths_after))
+            features, after = self._continued(tokens, state)
         losses = losses_of_tokens(features.flatten(0, -2), self.head_weight, targets.flatten())
         return losses.view(targets.shape), after
 
@@ -178,6 +175,12 @@ class LM(LanguageModel):
                 x = self.norm(x)
             features: Tensor = self.output_dropout(x)
         return features, tuple(after)
+
+    def _continued(self, tokens: Tokens, state: LMState, lengths: LengthsLike | None = None) -> tuple[Tensor, LMState]:
+        """What the head reads of further tokens, and the state after them."""
+        layout = Layout(tokens.shape, lengths=lengths, absorbed=state.lengths.numpy())
+        features, blocks = self.run(tokens, state.blocks, layout)
+        return features, LMState(blocks, torch.from_numpy(layout.lengths_after))
 
     def logits(self, features: Tensor) -> Tensor:
         """The logits of the next token, from what the head reads."""
