@@ -125,7 +125,9 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path} is not readable JSON (its brackets are nested too deeply)") from None
+    except ValueError as error:  # not JSON, not UTF-8, a number with thousands of digits, or a NUL in the path
         raise UserError(f"{path} is not readable JSON ({error})") from None
 
 
