@@ -263,7 +263,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),
         ("train --resume", "resume"),
         ("train pydocs-ar-grc --resume {run}", "leave out 'pydocs-ar-grc'"),
-        ("train --resume {run} --train.max-steps 6", "start a new run, with --train.init-from"),
+        ("train --resume {run} --train.clip 6", "to start a new run from its weights, use --train.init-from"),
         ("train --out pydocs-ar-grc --train.epochs 1", "which recipe?"),
         ("train pydocs-ar-grc ptb-ar-grc", "ptb-ar-grc"),
         ("train --resume pydocs-ar-grc", "pydocs-ar-grc holds no run"),
@@ -289,7 +289,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train ptb-ar-grc", "none is set: give --data-dir or LOGDEPTH_DATA"),
         ("train ptb-ar-grc --data-dir /nowhere", "the data directory /nowhere does not exist"),
         ("train --resume /nowhere", "/nowhere holds no run"),
-        ("train --resume /nowhere --fast", "unrecognized options: --fast"),
+        ("train --resume {run} --fast", "unrecognized options: --fast"),
         ("evaluate", "RUN is missing"),
         ("evaluate /nowhere", "/nowhere holds no run"),
         ("evaluate {run} --contexts 0", "--contexts must be at least 1"),
@@ -330,7 +330,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []  # nothing half-written
 
 
-@pytest.mark.parametrize("wrong", ["[1]", '{"version": 1}', '{"version": 1, "config": [], "store": "x"}', "{"])
+@pytest.mark.parametrize("wrong", ["[1]", '{"version": 2}', '{"version": 2, "config": [], "store": "x"}', "{"])
 def test_folders_with_another_config_are_refused(
     wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

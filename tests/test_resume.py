@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from logdepth.checksums import seal
 from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
@@ -68,7 +69,9 @@ def test_runs_from_before_a_field_was_added_resume(corpus: Path, tmp_path: Path)
     saved = json.loads(file.read_text())
     for name in ("optimizer", "muon_learning_rate", "muon_momentum", "schedule", "decay_fraction"):
         del saved["config"]["train"][name]
-    file.write_text(json.dumps(saved))
+    (tmp_path / "parts" / "checkpoint.safetensors").unlink()  # it names the config that the run had until now
+    del saved["sha256"]
+    file.write_text(json.dumps(seal(saved)))
     assert RunFolder(tmp_path / "parts").config() == config
     resume(tmp_path / "parts")
     same_files(tmp_path / "whole", tmp_path / "parts")
@@ -117,11 +120,16 @@ def test_killed_between_the_files_of_the_last_save(
 
 def test_metrics_after_the_checkpoint_are_measured_again(corpus: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    lines = [{"kind": "train", "step": 16}, {"kind": "valid", "step": 16}, {"kind": "train", "step": 20}]
+    of_training = {"kind": "train", "seconds": 1.0, "loss": 3.0, "tokens_per_second": 9.0}
+    lines = [of_training | {"step": 16}, {"kind": "valid", "step": 16, "seconds": 2.0, "valid_loss": 3.0}]
     folder.append_metrics(lines)
+    mark = folder.metrics_mark()
+    folder.append_metrics([of_training | {"step": 20}])
     with folder.metrics.open("a") as file:
         file.write('{"kind": "train", "st')
-    folder.rewind_metrics(step=16, validated=8)
+    folder.rewind_metrics(mark)
+    assert folder.read_metrics() == lines
+    folder.rewind_metrics_to_steps(step=16, validated=8)  # as with checkpoints of older versions
     assert folder.read_metrics() == lines[:1]
 
 
@@ -220,7 +228,7 @@ def test_damaged_runs_are_refused(corpus: Path, tmp_path: Path) -> None:
     checkpoint.write_bytes(whole[:-10])
     with pytest.raises(UserError, match=r"checkpoint\.safetensors is damaged"):
         resume(tmp_path)
-    save_tensors(checkpoint, {}, None)
+    save_tensors(checkpoint, {}, {})
     with pytest.raises(UserError, match="is not a checkpoint of this version"):
         resume(tmp_path)
     save_tensors(tmp_path / "best.safetensors", {"x": torch.zeros(1)}, {"step": 1})
@@ -231,7 +239,7 @@ def test_damaged_runs_are_refused(corpus: Path, tmp_path: Path) -> None:
         RunFolder(tmp_path).load()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"version": 99}))
-    with pytest.raises(UserError, match="has version 99; this logdepth reads version 1"):
+    with pytest.raises(UserError, match="has version 99; this logdepth reads versions 1 and 2"):
         RunFolder(tmp_path).load()
 
 
@@ -285,7 +293,7 @@ def test_short_epochs_do_without_some_checkpoints(
         with pytest.raises(KeyboardInterrupt):
             train(run_config(corpus), tmp_path / "parts")
     assert saves == [8]
-    assert load_tensors(tmp_path / "parts" / "best.safetensors")[1] == {"step": 8, "names": 2}
+    assert load_tensors(tmp_path / "parts" / "best.safetensors")[1]["step"] == 8
     assert [line["step"] for line in measured(tmp_path / "parts") if line["kind"] == "valid"] == [8, 16]
     resume(tmp_path / "parts")
     assert saves == [8, 16, 24], "the first of a process, and the last"

@@ -28,8 +28,11 @@ def test_early_stopping(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     state = train(run_config(corpus, max_steps=100, evaluate_every=2, patience=3), tmp_path)
     assert state.finished == "no better validation loss"
     assert (state.step, state.best_step, state.best_loss) == (10, 4, pytest.approx(2.0))
-    assert load_tensors(tmp_path / "best.safetensors")[1] == {"step": 4, "names": 2}
-    assert load_tensors(tmp_path / "last.safetensors")[1] == {"step": 10, "names": 2}
+    records = {which: load_tensors(tmp_path / f"{which}.safetensors")[1] for which in ("best", "last")}
+    assert {which: (record["step"], record["weights"]) for which, record in records.items()} == {
+        "best": (4, "best"),
+        "last": (10, "last"),
+    }
 
 
 def validation_of(every: int, total_steps: int, patience: int = 10) -> Validation:

@@ -1,6 +1,5 @@
 """`logdepth train`: trains a recipe with any field changed, or resumes a run."""
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +14,8 @@ from logdepth.config import from_dict, override
 from logdepth.errors import UserError
 from logdepth.progress import in_words
 from logdepth.recipes import RECIPES, changes_in, recipe
-from logdepth.runs import RunConfig
+from logdepth.runs import RunConfig, RunFolder
+from logdepth.runs.folder import quoted
 from logdepth.training import Interrupted, TrainState, resume, train
 
 
@@ -23,7 +23,9 @@ from logdepth.training import Interrupted, TrainState, resume, train
 class TrainCommand:
     """Train a recipe; `logdepth recipes` lists them. Every field of its config is a flag.
 
-    `logdepth train --resume RUN` resumes a run that was stopped or killed.
+    `logdepth train --resume RUN` resumes a run that was stopped or killed, or extends a finished one with a higher
+    --train.max-steps. `logdepth train --train.init-from RUN` starts a new run from the weights of another, with its
+    config.
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help_behavior_hint="(required)")] = (
@@ -35,7 +37,7 @@ class TrainCommand:
     resume: Path | None = None
     """Folder of a run to resume, with its own recipe and config."""
     out: Path | None = None
-    """Folder of the new run. By default, runs/RECIPE-SEED."""
+    """Folder of the new run. By default, runs/RECIPE-SEED, or runs/from-RUN-SEED without a recipe."""
     config: Path | None = None
     """JSON file with fields to change: best.json of a sweep, config.json of a run, or your own. Flags override it."""
     data_dir: Path | None = None
@@ -46,10 +48,13 @@ class TrainCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeCommand:
-    """Resume a run with the config saved in its folder."""
+    """Resume a run. Its config stays as it is, except for how long it trains (--train.max-steps, --train.epochs,
+    --train.patience) and for the machine (--train.device and so on)."""
 
     resume: Path
     """Folder of the run to resume."""
+    run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    """The config of the run."""
     data_dir: Path | None = None
     """Root data directory, which holds a folder per corpus. By default, $LOGDEPTH_DATA."""
     json: Switch = False
@@ -60,6 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
+    first = value_of("--train.init-from", arguments)
     changes = {} if file is None else changes_in(Path(file))
     if name is None and isinstance(changes.get("recipe"), str):  # a sweep's best.json
         name = changes["recipe"]
@@ -67,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
         config = from_dict(RunConfig, changes["config"], str(file))
         if value_of("--out", arguments) is None:
             raise UserError("--out is missing: a run from a config.json needs --out")
+    elif name is None and first is not None:
+        config = changed(RunFolder(first).config(), changes, str(file))
     elif name is None and not {"-h", "--help"} & set(arguments):
         raise UserError("which recipe? `logdepth recipes` lists them; --resume RUN resumes a run")
     else:
@@ -75,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
     if command.recipe != (name or ""):  # the value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
-    out = command.out or Path("runs") / f"{name}-{command.run.seed}"
+    named = name or f"from-{Path(str(first)).resolve().name}"
+    out = command.out or Path("runs") / f"{named}-{command.run.seed}"
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
 
 
@@ -112,28 +121,22 @@ def _resume(arguments: Sequence[str]) -> int:
     name = named_first(arguments, RECIPES)
     if name is not None:
         raise UserError(f"--resume uses the recipe of the run; leave out '{name}'")
-    try:
-        command = parse(ResumeCommand, arguments, "train")
-    except UserError as error:
-        if re.search(r"unrecognized options: --(train|model|data|seed)\b", str(error)):
-            raise UserError(
-                "a resumed run keeps its config; to change it, start a new run, with --train.init-from "
-                "to start from its weights"
-            ) from None
-        raise
-    return _finish(command.resume, command.json, lambda: resume(command.resume, command.data_dir))
+    out = value_of("--resume", arguments)
+    config = RunConfig() if out is None else counting_epochs(RunFolder(out).config(), arguments)
+    command = parse(ResumeCommand, arguments, "train", ResumeCommand(resume=Path(out or ""), run=config))
+    return _finish(command.resume, command.json, lambda: resume(command.resume, command.data_dir, config=command.run))
 
 
 def _finish(out: Path, as_json: bool, work: Callable[[], TrainState]) -> int:
     try:
         state = work()
     except Interrupted as stopped:
-        print(f"{stopped}; saved. Resume with: logdepth train --resume {out}", file=sys.stderr)
+        print(f"{stopped}; saved. Resume with: logdepth train --resume {quoted(out)}", file=sys.stderr)
         return stopped.exit_code
     if as_json:
         print_json({"run": str(out)} | asdict(state))
     else:
         print(f"{out}: {state.finished} after {state.step:,} steps and {in_words(state.seconds)}")
         print(f"best validation loss {state.best_loss:.4f} at step {state.best_step:,}")
-        print(f"next: logdepth evaluate {out}   or   logdepth generate {out}")
+        print(f"next: logdepth evaluate {quoted(out)}   or   logdepth generate {quoted(out)}")
     return 0

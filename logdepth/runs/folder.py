@@ -1,19 +1,27 @@
 """The folder of a run: what is in it, and how to load the model from it.
 
-config.json            the complete config and the key of the token store; written last: with it, a folder is a run
+config.json            the complete config, the key of the token store and the hash of the tokenizer; written last:
+                       with it, a folder is a run
 environment.json       versions, device, command
 tokenizer.model        SentencePiece model
 metrics.jsonl          one line per measurement
 best.safetensors       weights with the lowest validation loss so far
 last.safetensors       weights of the last checkpoint
 checkpoint.safetensors everything needed to resume bit-for-bit
+
+All of them carry checksums. Weights and checkpoints name the checksum of the config and the hash of the tokenizer that
+they belong to; a checkpoint names the checksum of the metrics.
 """
 
 import contextlib
 import json
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +29,7 @@ import torch
 from torch import Tensor
 
 from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json, write_text
+from logdepth.checksums import checksum_of, checksum_of_bytes, mismatch, seal, unseal
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
 from logdepth.errors import UserError
@@ -30,12 +39,41 @@ from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.version import __version__
 
-VERSION = 1
+VERSION = 2
+"""The version of config.json. Runs of version 1 carry no checksums."""
 NAMES = 2
 """The version of the names of weights in files. Names of version 1 are translated when they are read."""
 WRITTEN_BEFORE_CONFIG = {"environment.json", "tokenizer.model", "lock"}
 """Files that a run leaves if it is killed before its config is written; a new run replaces them."""
 Weights = Literal["best", "last"]
+RESTORE = "restore it from a copy"
+WEIGHTS_REMEDY = f"{RESTORE}, or train a new run"
+METRICS_REMEDY = f"{RESTORE}, or move it away to resume without the metrics so far"
+CONFIG_REMEDY = (
+    f"{RESTORE}; to train longer, use `logdepth train --resume {{}} --train.max-steps N`; for other changes, "
+    "start a new run"
+)
+METRICS_FIELDS = {
+    "train": {"step", "seconds", "loss", "tokens_per_second"},
+    "valid": {"step", "seconds", "valid_loss"},
+}
+"""Fields that a line of metrics of each kind has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """The content of config.json."""
+
+    config: Any
+    store: str
+    tokenizer: str | None
+    """Hash of tokenizer.model; None in runs of version 1."""
+    previous: list[str]
+    """Identities of the configs that the run had before it was extended."""
+    sealed: bool
+    """Whether the run was written with checksums."""
+    identity: str
+    """Checksum of config.json, which weights and checkpoints name."""
 
 
 class LoadedRun(NamedTuple):
@@ -72,7 +110,7 @@ class RunFolder:
         """An error if a new run cannot be written here: the folder holds a run or other files, or is not writable."""
         if self.exists:
             raise UserError(
-                f"{self.path} already holds a run; resume it with `logdepth train --resume {self.path}`, "
+                f"{self.path} already holds a run; resume it with `logdepth train --resume {quoted(self.path)}`, "
                 "or choose another --out"
             )
         with readable_disk_errors(self.path):
@@ -91,24 +129,45 @@ class RunFolder:
         self.refuse_if_taken()
         with replacing(self.path / "tokenizer.model") as partial:
             partial.write_bytes(prepared.tokenizer.model)
-        write_json(self.path / "environment.json", environment(device) | {"command": typed_command()})
-        saved = {"version": VERSION, "logdepth": __version__, "store": prepared.key}
-        write_json(self.path / "config.json", saved | {"config": to_dict(config)})
+        write_json(self.path / "environment.json", seal(environment(device) | {"command": typed_command()}))
+        self._write_config(config, prepared.key, prepared.tokenizer.hash, previous=[])
+
+    def change_config(self, config: RunConfig) -> None:
+        """Replaces the config of the run. What was saved with the config before still belongs to the run."""
+        saved = self._saved()
+        self._write_config(config, saved.store, self.tokenizer().hash, [*saved.previous, saved.identity])
+
+    def _write_config(self, config: RunConfig, store: str, tokenizer: str, previous: list[str]) -> None:
+        facts = {"version": VERSION, "logdepth": __version__, "store": store, "tokenizer": tokenizer}
+        fields = facts | {"previous": previous, "config": to_dict(config)}
+        write_json(self.path / "config.json", seal(fields))
+
+    @cached_property
+    def belonging(self) -> dict[str, str]:
+        """What weights and checkpoints name: the config and the tokenizer that they belong to.
+
+        It is read once, so that a file that is edited or removed during training cannot keep the run from saving.
+        """
+        saved = self._saved()
+        return {"config": saved.identity, "tokenizer": saved.tokenizer or self.tokenizer().hash}
 
     def config(self) -> RunConfig:
-        return from_dict(RunConfig, self._saved()["config"], str(self.path / "config.json"))
+        return from_dict(RunConfig, self._saved().config, str(self.path / "config.json"))
 
     def store_key(self) -> str:
         """The key of the token store that the run trains on."""
-        key: str = self._saved()["store"]
-        return key
+        return self._saved().store
 
     def environment(self) -> dict[str, Any]:
-        saved: dict[str, Any] = read_json(self.path / "environment.json")
-        return saved
+        file = self.path / "environment.json"
+        return unseal(_fields_in(file), file, RESTORE, required=self._saved().sealed)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.path / "tokenizer.model")
+        file, saved = self.path / "tokenizer.model", self._saved()
+        tokenizer = Tokenizer.load(file)
+        if saved.tokenizer not in (None, tokenizer.hash):
+            raise mismatch(file, RESTORE)
+        return tokenizer
 
     def load(self, which: Weights = "best", device: torch.device | str = "cpu") -> LoadedRun:
         """The trained model, in evaluation mode."""
@@ -117,10 +176,10 @@ class RunFolder:
         if not file.is_file():
             other = "last" if which == "best" else "best"
             raise UserError(
-                f"{file} is not there: resume the run with `logdepth train --resume {self.path}`, "
+                f"{file} is not there: resume the run with `logdepth train --resume {quoted(self.path)}`, "
                 f"or, if it is finished, choose --weights {other}"
             )
-        tensors, record = self.read_tensors(file)
+        tensors, record = self.read_weights(which)
         with torch.device("meta"):
             model = config.model.build(tokenizer.vocab_size)
         model.allocate(device)
@@ -135,29 +194,74 @@ class RunFolder:
         """All complete lines; a last line that a crash cut off is left out."""
         if not self.metrics.is_file():
             return []
-        found = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
+        try:
+            text = self.metrics.read_bytes().decode()
+        except (UnicodeDecodeError, OSError) as error:
+            raise UserError(f"cannot read {self.metrics} ({error}); {METRICS_REMEDY}") from None
+        complete, _, _ = text.rpartition("\n")
+        return [
+            _metrics_line(line, f"{self.metrics}:{number}")
+            for number, line in enumerate(complete.split("\n") if complete else [], start=1)
+        ]
 
-    def rewind_metrics(self, step: int, validated: int) -> None:
-        """Removes the lines after the steps from which training resumes: these are measured again."""
+    def metrics_mark(self) -> dict[str, Any]:
+        """The size and the checksum of the metrics so far, which a checkpoint names."""
+        data = self.metrics.read_bytes() if self.metrics.is_file() else b""
+        return {"bytes": len(data), "sha256": checksum_of_bytes(data)}
+
+    def rewind_metrics(self, mark: dict[str, Any]) -> None:
+        """Removes the metrics after a mark, because training resumes there; those before it must be as they were."""
+        if not self.metrics.is_file():
+            if mark["bytes"]:
+                print(f"{self.metrics} is gone: the metrics so far are lost, and new ones follow", file=sys.stderr)
+            return
+        data = self.metrics.read_bytes()
+        kept = data[: mark["bytes"]]
+        if len(kept) != mark["bytes"] or checksum_of_bytes(kept) != mark["sha256"]:
+            raise mismatch(self.metrics, METRICS_REMEDY)
+        if kept != data:
+            with replacing(self.metrics) as partial:
+                partial.write_bytes(kept)
+
+    def rewind_metrics_to_steps(self, step: int, validated: int) -> None:
+        """Like `rewind_metrics`, for checkpoints of older versions, which name no mark."""
         limits = {"train": step, "valid": validated}
         kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_weights(self, which: Weights, tensors: dict[str, Tensor], step: int) -> None:
-        self.save_tensors(self.weights(which), tensors, {"step": step})
+        self.save_tensors(self.weights(which), tensors, {"step": step, "weights": which})
 
     def save_tensors(self, file: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Saves tensors that are named after the model's weights."""
-        save_tensors(file, tensors, record | {"names": NAMES})
+        save_tensors(file, tensors, record | {"names": NAMES} | self.belonging)
 
-    def read_tensors(self, file: Path) -> tuple[dict[str, Tensor], Any]:
+    def read_weights(self, which: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights of a run, and their record."""
+        file = self.weights(which)
+        tensors, record = self.read_tensors(file)
+        if record.get("weights", which) != which:
+            raise UserError(
+                f"{file} holds the {record['weights']} weights of the run, not the {which}; {WEIGHTS_REMEDY}"
+            )
+        return tensors, record
+
+    def read_tensors(self, file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors named after the weights of the model as it is built today, and their record."""
-        tensors, record = load_tensors(file)
-        if isinstance(record, dict) and record.get("names", 1) < NAMES:
+        saved = self._saved()
+        tensors, record = load_tensors(file, WEIGHTS_REMEDY, required=saved.sealed)
+        if record.get("config", saved.identity) not in (saved.identity, *saved.previous):
+            raise UserError(
+                f"{file} does not belong to {self.path / 'config.json'}: one of them is another run's, or was edited; "
+                f"{WEIGHTS_REMEDY}"
+            )
+        tokenizer = saved.tokenizer or self.tokenizer().hash
+        if record.get("tokenizer", tokenizer) != tokenizer:
+            raise UserError(
+                f"{file} does not belong to {self.path / 'tokenizer.model'}: one of them is another run's; "
+                f"{WEIGHTS_REMEDY}"
+            )
+        if record.get("names", 1) < NAMES:
             translate = getattr(self.config().model, "current_name", None)
             if translate is not None:
                 tensors = _translated(tensors, translate)
@@ -171,19 +275,58 @@ class RunFolder:
                 partial.unlink()
             yield
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> _Saved:
         if not self.exists:
             runs = sorted(self.path.glob("runs/*/config.json"))
             study = f"; it is a study: give one of its runs, such as {runs[0].parent}" if runs else ""
             raise UserError(f"{self.path} holds no run: there is no config.json in it{study}")
-        saved: dict[str, Any] = read_json(self.path / "config.json")
-        if not isinstance(saved, dict) or not {"version", "config", "store"} <= saved.keys():
-            raise UserError(f"{self.path}/config.json is not that of a run")
-        if saved["version"] != VERSION:
-            raise UserError(
-                f"{self.path}/config.json has version {saved['version']}; this logdepth reads version {VERSION}"
-            )
-        return saved
+        file = self.path / "config.json"
+        saved = _fields_in(file)
+        if not {"version", "config", "store"} <= saved.keys():
+            raise UserError(f"{file} is not that of a run; {RESTORE}")
+        if saved["version"] not in (1, VERSION):
+            raise UserError(f"{file} has version {saved['version']}; this logdepth reads versions 1 and {VERSION}")
+        sealed = saved["version"] == VERSION
+        fields = unseal(saved, file, CONFIG_REMEDY.format(quoted(self.path)), required=sealed)
+        if not isinstance(fields["store"], str):
+            raise UserError(f"{file}: store: expected a text; got {fields['store']!r}; {RESTORE}")
+        return _Saved(
+            config=fields["config"],
+            store=fields["store"],
+            tokenizer=fields.get("tokenizer"),
+            previous=fields.get("previous", []),
+            sealed=sealed,
+            identity=checksum_of(fields),
+        )
+
+
+def quoted(path: Path) -> str:
+    """A path as it is typed in a shell."""
+    return shlex.quote(str(path))
+
+
+def _fields_in(file: Path) -> dict[str, Any]:
+    """The fields of a JSON file of the run."""
+    try:
+        saved = read_json(file)
+    except UserError as error:
+        raise UserError(f"{error}; {RESTORE}") from None
+    if not isinstance(saved, dict):
+        raise UserError(f"{file} is not that of a run; {RESTORE}")
+    return saved
+
+
+def _metrics_line(line: str, where: str) -> dict[str, Any]:
+    """A line of metrics; what is not one is an error."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict) and METRICS_FIELDS.get(str(found.get("kind")), {"?"}) <= found.keys():
+        numbers = [value for name, value in found.items() if name != "kind"]
+        if all(isinstance(value, int | float) for value in numbers) and isinstance(found["step"], int):
+            return found
+    raise UserError(f"{where} is not a line of metrics: {line[:60]!r}; {METRICS_REMEDY}")
 
 
 def _translated(tensors: dict[str, Tensor], translate: Callable[[str], str | None]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Named tensors and a JSON record in one safetensors file, written atomically."""
+"""Named tensors and a JSON record in one safetensors file, written atomically, with a checksum of both."""
 
 import json
 from collections.abc import Mapping
@@ -7,31 +7,65 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from logdepth.atomic import replacing
+from logdepth.checksums import CHECKSUM, checksum_of, checksum_of_bytes, mismatch, say_without_checksums
 from logdepth.errors import UserError
 
 RECORD = "logdepth"
+"""Key of the record in the file's metadata."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], record: Any) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Write tensors and a record, which gets their common checksum."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    sealed = {**record, CHECKSUM: _checksum(contiguous, record)}
     with replacing(path) as partial:
         try:
-            contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-            safetensors.torch.save_file(contiguous, partial, metadata={RECORD: json.dumps(record)})
+            safetensors.torch.save_file(contiguous, partial, metadata={RECORD: json.dumps(sealed)})
             partial.chmod(0o644)  # safetensors writes files that only their owner can read
         except safetensors.SafetensorError as error:  # it hides the system's error in its text
             raise UserError(f"cannot write {path}: {error}; free some space and run the same command again") from None
 
 
-def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Any]:
-    """The tensors and the record of a file that `save_tensors` wrote."""
+def load_tensors(
+    path: Path, remedy: str = "restore it from a copy", *, required: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the record of a file that `save_tensors` wrote.
+
+    Args:
+        path: the file.
+        remedy: what to do if it is damaged, for the message.
+        required: whether a missing checksum is an error. Otherwise, one line says that there is none.
+    """
     if not path.is_file():
-        raise UserError(f"{path} is not there")
+        raise UserError(f"{path} does not exist; {remedy}")
     try:
-        with safetensors.safe_open(path, framework="pt", device=device) as file:
-            record = json.loads((file.metadata() or {}).get(RECORD, "null"))
-            return {name: file.get_tensor(name) for name in file.keys()}, record  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error})") from None
+        with safetensors.safe_open(path, framework="pt") as file:
+            record = json.loads((file.metadata() or {})[RECORD])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); {remedy}") from None
+    except KeyError:
+        record = None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} was not written by logdepth, or is damaged: it has no record; {remedy}")
+    checksum = record.pop(CHECKSUM, None)
+    if checksum is None and required:
+        raise UserError(f"{path} has lost its checksum: it is damaged or was replaced; {remedy}")
+    if checksum is None:
+        say_without_checksums(path.parent)
+    elif checksum != _checksum(tensors, record):
+        raise mismatch(path, remedy)
+    return tensors, record
+
+
+def _checksum(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> str:
+    facts = {name: [str(one.dtype), list(one.shape), _checksum_of_values(one)] for name, one in tensors.items()}
+    return checksum_of({"record": record, "tensors": facts})
+
+
+def _checksum_of_values(tensor: Tensor) -> str:
+    return checksum_of_bytes(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -3,10 +3,11 @@
 import math
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
+from logdepth.checksums import checksum_of_bytes
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import RunFolder
@@ -48,6 +49,8 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, model: LanguageModel, optimizer: ModelOptimizer) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
+        self.metrics_mark: dict[str, Any] | None = {"bytes": 0, "sha256": checksum_of_bytes(b"")}
+        """Where the metrics were at the last checkpoint; None if an older version wrote it."""
         self.unsaved_best: dict[str, Tensor] | None = None
         """The best weights, until they are saved together with the checkpoint that names their step."""
         self.saved_at, self.save_seconds = time.monotonic(), 0.0
@@ -67,19 +70,33 @@ class Checkpoints:
             self.folder.save_weights("best", self.unsaved_best, state.best_step)
             self.unsaved_best = None
         # The checkpoint comes last, for it says what is saved: after a kill before it, the steps are repeated.
-        record = {"version": VERSION, "standing": asdict(state)}
+        self.metrics_mark = self.folder.metrics_mark()
+        record = {"version": VERSION, "standing": asdict(state), "metrics": self.metrics_mark}
         self.folder.save_tensors(self.folder.checkpoint, tensors, record)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
 
     def restore(self) -> TrainState:
         """Loads the checkpoint into the model and the optimizer; returns how far the run is."""
-        tensors, record = self.folder.read_tensors(self.folder.checkpoint)
-        if not isinstance(record, dict) or record.get("version") != VERSION:
-            raise UserError(f"{self.folder.checkpoint} is not a checkpoint of this version of logdepth")
-        load_weights(self.model, _below("model/", tensors), self.folder.checkpoint)
+        file = self.folder.checkpoint
+        tensors, record = self.folder.read_tensors(file)
+        try:
+            if record["version"] != VERSION:
+                raise TypeError(f"version {record['version']}")
+            state = TrainState(**record["standing"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{file} is not a checkpoint of this version of logdepth ({error})") from None
+        load_weights(self.model, _below("model/", tensors), file)
         self.optimizer.restore(_below("optimizer/", tensors))
-        return TrainState(**record["standing"])
+        self.metrics_mark = record.get("metrics")
+        return state
+
+    def rewind_metrics(self, state: TrainState) -> None:
+        """Removes the metrics after the last checkpoint, because their steps follow again."""
+        if self.metrics_mark is None:
+            self.folder.rewind_metrics_to_steps(state.step, state.validated)
+        else:
+            self.folder.rewind_metrics(self.metrics_mark)
 
     def is_due(self, minutes: float) -> bool:
         """Whether the last checkpoint is older than this."""

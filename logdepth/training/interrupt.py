@@ -1,8 +1,10 @@
-"""SIGINT and SIGTERM as requests to stop: training finishes its step and saves before it stops."""
+"""SIGINT, SIGTERM and SIGHUP as requests to stop: training finishes its step and saves before it stops."""
 
 import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
@@ -31,7 +33,9 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # under nohup, training goes on when the terminal closes
             try:
                 self._before[number] = signal.signal(number, self._receive)
             except ValueError:  # only the main thread receives signals

@@ -59,8 +59,7 @@ class Trainer:
             self.state = self.checkpoints.restore()
         elif train.init_from is not None:
             first = RunFolder(train.init_from)
-            weights = first.weights("best")
-            load_weights(self.model, first.read_tensors(weights)[0], weights)
+            load_weights(self.model, first.read_weights("best")[0], first.weights("best"))
         separator = store.info.separator if train.reset_at_documents else None
         self.training_step = TrainingStep(self.loss, self.optimizer, train, separator)
         self.validation = Validation(
@@ -70,6 +69,11 @@ class Trainer:
             every=train.evaluate_every or self.batches.steps_per_epoch,
             total_steps=self.total_steps,
         )
+        if self.state.step > self.total_steps:
+            raise UserError(
+                f"{folder.path} has already trained {self.state.step:,} steps; set --train.max-steps to at least that"
+            )
+        self.state.finished = self.validation.reason_to_end(self.state)
         self.captured: Captured | None = None
         """The training step as a CUDA graph."""
         self.warnings: list[str] = []
@@ -102,8 +106,8 @@ class Trainer:
     def run(self) -> TrainState:
         """Trains to the end. When a signal asks to stop, it saves everything and raises Interrupted."""
         state = self.state
-        if not state.finished:
-            self.folder.rewind_metrics(state.step, state.validated)
+        _ = self.folder.belonging  # what the checkpoints will name
+        self.checkpoints.rewind_metrics(state)
         self.watch.started(self.total_steps)
         if state.finished:
             return state

@@ -6,14 +6,19 @@ from pathlib import Path
 
 import torch
 
+from logdepth.config import flattened, to_dict
 from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
-from logdepth.runs import RunConfig, RunFolder, device_named
+from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
+from logdepth.runs.folder import quoted
 from logdepth.training.checkpoint import TrainState
 from logdepth.training.loop import Trainer
 from logdepth.training.trackers import check_trackers
 from logdepth.training.watch import Watch
+
+EXTENDABLE = MACHINE_FIELDS | {"train.max_steps", "train.epochs", "train.patience"}
+"""Fields that may change when a run is resumed: how long it trains, and where."""
 
 
 def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
@@ -30,20 +35,44 @@ def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Wat
         return trainer.run()
 
 
-def resume(out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
-    """Resumes a run from its last checkpoint, with the config saved in its folder."""
+def resume(
+    out: Path, data_dir: Path | None = None, watch: Watch | None = None, config: RunConfig | None = None
+) -> TrainState:
+    """Resumes a run from its last checkpoint, with the config saved in its folder.
+
+    With another config, which may differ in EXTENDABLE fields only, the run continues with that one.
+    """
     folder = RunFolder(out)
-    config = folder.config()
+    saved = folder.config()
+    config = saved if config is None else with_absolute_paths(config)
+    changes = _extensions(saved, config, out)
     check_trackers(config)
     device = device_named(config.train.device)
-    prepared = prepared_for(folder, data_dir)
+    prepared = prepared_for(folder, data_dir, config)
     use_threads(config)
     with folder.locked():
         changed = differences(folder.environment(), environment(device))
         if changed:
             what = ", ".join(changed)
             print(f"the environment has changed ({what}): the run may not resume bit-for-bit", file=sys.stderr)
-        return Trainer(folder, config, prepared, device, watch).run()
+        trainer = Trainer(folder, config, prepared, device, watch)
+        if changes:
+            folder.change_config(config)
+            print(f"{out} continues with {', '.join(changes)}", file=sys.stderr)
+        return trainer.run()
+
+
+def _extensions(saved: RunConfig, config: RunConfig, out: Path) -> list[str]:
+    """The changes of a resumed run's config, in words; an error if a field must not change."""
+    before, after = flattened(to_dict(saved)), flattened(to_dict(config))
+    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    for name in names:
+        if name not in EXTENDABLE:
+            raise UserError(
+                f"{out} was trained with {name} {before.get(name)!r}; a resumed run cannot change it to "
+                f"{after.get(name)!r}; to start a new run from its weights, use --train.init-from {quoted(out)}"
+            )
+    return [f"{name} {after.get(name)!r} (before: {before.get(name)!r})" for name in names]
 
 
 def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Prepared:
@@ -69,13 +98,19 @@ def use_threads(config: RunConfig) -> None:
         torch.set_num_threads(config.train.threads)
 
 
-def prepared_for(folder: RunFolder, data_dir: Path | None = None) -> Prepared:
-    """The token store of a run: from the cache, or prepared again from the same text."""
-    key = folder.store_key()
+def prepared_for(folder: RunFolder, data_dir: Path | None = None, config: RunConfig | None = None) -> Prepared:
+    """The token store of a run: from the cache, or prepared again from the same text, which `config` may locate."""
+    key, tokenizer = folder.store_key(), folder.tokenizer()
     if is_prepared(key):
-        return open_prepared(key)
-    data = folder.config().data
-    prepared = prepare(data, data_dir, folder.tokenizer())
+        prepared = open_prepared(key)
+        if prepared.tokenizer.hash != tokenizer.hash:
+            raise UserError(
+                f"{folder.path / 'tokenizer.model'} is not the tokenizer that the run was trained with; restore it "
+                "from a copy"
+            )
+        return prepared
+    data = (config or folder.config()).data
+    prepared = prepare(data, data_dir, tokenizer)
     if prepared.key != key:
         raise UserError(
             f"corpus '{data.corpus}' is not the text that {folder.path} was trained on; restore the old text"

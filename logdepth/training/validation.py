@@ -7,7 +7,7 @@ from logdepth.data import TokenStore
 from logdepth.evaluate import Evaluation, evaluate, loss_graphs
 from logdepth.models import LanguageModel
 from logdepth.runs import TrainConfig
-from logdepth.training.checkpoint import TrainState
+from logdepth.training.checkpoint import Reason, TrainState
 
 
 class Validation:
@@ -43,15 +43,20 @@ class Validation:
         )
 
     def record(self, state: TrainState, loss: float) -> bool:
-        """Notes a validation in the state, and whether the run is finished; True for the lowest loss so far."""
+        """Adds a validation to the state, and whether the run is finished; True for the lowest loss so far."""
         state.validated = state.step
         is_best = loss < state.best_loss
         if is_best:
             state.best_step, state.best_loss, state.without_better = state.step, loss, 0
         else:
             state.without_better += 1
-        if state.step == self.total_steps:
-            state.finished = "all steps done"
-        elif state.without_better >= self.config.patience:
-            state.finished = "no better validation loss"
+        state.finished = self.reason_to_end(state)
         return is_best
+
+    def reason_to_end(self, state: TrainState) -> Reason | None:
+        """Why a run in this state is finished; None if it is not. A run that is extended is no longer finished."""
+        if state.validated < state.step:
+            return None
+        if state.step == self.total_steps:
+            return "all steps done"
+        return "no better validation loss" if state.without_better >= self.config.patience else None
