@@ -87,7 +87,7 @@ def random_stores(folder: Path, vocab_size: int) -> Prepared:
             tokens=count, separator=None, **facts,
         )  # fmt: skip
         stores[split] = TokenStore(np.memmap(folder / f"{split}.bin", dtype="<u2", mode="r"), info)
-    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b""), stores, [], None)
+    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b"", hash="random"), stores, [], None)
 
 
 def measure(
