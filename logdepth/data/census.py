@@ -4,14 +4,16 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from logdepth.atomic import read_json, write_json
-from logdepth.data.cache import cache_folder, cache_key
+from logdepth.atomic import write_json
+from logdepth.checksums import mismatch, seal
+from logdepth.data.cache import cache_folder, cache_key, read_sealed
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import SPLITS, Split
 from logdepth.errors import UserError
 from logdepth.progress import Progress
 
-VERSION = 1
+VERSION = 2
+REMEDY = "remove it, and the corpus is read again"
 
 
 class Counts(NamedTuple):
@@ -32,12 +34,15 @@ def census_of(corpus: Corpus) -> Census:
     source = corpus.source()
     path = _path_of(corpus, source)
     if source is not None and path.exists():
-        saved: dict[str, Any] = read_json(path)
-        return {split: Counts(**saved[split]) for split in SPLITS}
+        saved = read_sealed(path, REMEDY)
+        if (saved["corpus"], saved["source"]) != (corpus.name, source):  # another corpus's file
+            raise mismatch(path, REMEDY)
+        return {split: Counts(**saved["splits"][split]) for split in SPLITS}
     census = _count(corpus)
     _check(corpus, census)
     if source is not None:
-        write_json(path, {split: census[split]._asdict() for split in SPLITS})
+        counts = {split: census[split]._asdict() for split in SPLITS}
+        write_json(path, seal({"corpus": corpus.name, "source": source, "splits": counts}))
     return census
 
 

@@ -14,7 +14,7 @@ from logdepth.data.census import Census, TextHash, census_of, checksums_are_know
 from logdepth.data.corpora import CORPORA
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import SPLITS, Passage, Split
-from logdepth.data.store import StoreInfo, TokenStore, dtype_for, write_sidecar
+from logdepth.data.store import StoreInfo, TokenStore, dtype_for, remedy_for, write_sidecar
 from logdepth.data.tokenizer import Tokenizer, TokenizerConfig, pieces, trained_tokenizer
 from logdepth.errors import UserError, did_you_mean
 from logdepth.progress import Progress
@@ -82,7 +82,7 @@ def prepare(
         tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
     separator = tokenizer.end_of_document if corpus.separated and separated else None
     texts = [census[split].sha256 for split in SPLITS]
-    key = f"{corpus.name}-{tokenizer.vocab_size}-{cache_key([VERSION, texts, tokenizer.hash, separator])}"
+    key = _key(corpus.name, tokenizer.vocab_size, texts, tokenizer.hash, separator)
     folder = _folder_of(key)
     if not folder.is_dir():
         with new_folder(folder) as partial:
@@ -105,12 +105,28 @@ def open_prepared(key: str) -> Prepared:
     folder = _folder_of(key)
     if not folder.is_dir():
         raise UserError(f"the token store {folder} does not exist; create it with `logdepth prepare`")
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, [], None)
+    remedy = remedy_for(folder)
+    stores = {split: TokenStore.open(folder, split) for split in SPLITS}
+    infos = [store.info for store in stores.values()]
+    shared = {(info.corpus, info.vocab_size, info.tokenizer_hash, info.separator) for info in infos}
+    corpus, vocab_size, tokenizer_hash, separator = shared.pop()
+    texts = [info.text_sha256 for info in infos]
+    if shared or key != _key(corpus, vocab_size, texts, tokenizer_hash, separator):
+        raise UserError(
+            f"{folder} does not hold what its name says: its files are damaged, were edited or are those of another "
+            f"corpus; {remedy}"
+        )
+    tokenizer = Tokenizer.load(folder / "tokenizer.model", expected_hash=tokenizer_hash, remedy=remedy)
+    return Prepared(key, folder, tokenizer, stores, [], None)
 
 
 def is_prepared(key: str) -> bool:
     return _folder_of(key).is_dir()
+
+
+def _key(corpus: str, vocab_size: int, texts: list[str], tokenizer_hash: str, separator: int | None) -> str:
+    """Return the name of a store, which is determined by the hashes of its splits' texts and of its tokenizer."""
+    return f"{corpus}-{vocab_size}-{cache_key([VERSION, texts, tokenizer_hash, separator])}"
 
 
 def _folder_of(key: str) -> Path:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -12,7 +13,8 @@ from typing import Any
 import sentencepiece
 
 from logdepth.atomic import new_folder, write_json
-from logdepth.data.cache import cache_folder, cache_key
+from logdepth.checksums import mismatch, seal
+from logdepth.data.cache import cache_folder, cache_key, read_sealed
 from logdepth.data.census import Census, TextHash, refuse_changed_text
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import place_of
@@ -74,18 +76,27 @@ class Tokenizer:
             raise UserError(f"not a SentencePiece model ({error})") from None
 
     @classmethod
-    def load(cls, file: Path) -> "Tokenizer":
-        """Load a `tokenizer.model` file."""
+    def load(cls, file: Path, *, expected_hash: str | None = None, remedy: str = "restore the file") -> "Tokenizer":
+        """Load a `tokenizer.model` file.
+
+        Args:
+            file: the file.
+            expected_hash: the hash that the file must have, if it is known.
+            remedy: what to do if the file is missing or damaged, for the message.
+        """
         if not file.is_file():
-            raise UserError(f"{file} does not exist: the tokenizer is missing; restore the file")
+            raise UserError(f"{file} does not exist: the tokenizer is missing; {remedy}")
+        model = file.read_bytes()
+        if expected_hash is not None and hash_of(model) != expected_hash:
+            raise mismatch(file, remedy)
         try:
-            return cls(file.read_bytes())
+            return cls(model)
         except UserError as error:
-            raise UserError(f"{file} is damaged: {error}; restore the file") from None
+            raise UserError(f"{file} is damaged: {error}; {remedy}") from None
 
     @cached_property
     def hash(self) -> str:
-        return hashlib.sha256(self.model).hexdigest()[:16]
+        return hash_of(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +129,11 @@ class Tokenizer:
         return text
 
 
+def hash_of(model: bytes) -> str:
+    """Return the hash of a SentencePiece model by which stores name their tokenizer."""
+    return hashlib.sha256(model).hexdigest()[:16]
+
+
 def pieces(text: str) -> Iterator[str]:
     """Split a text into lines, and long lines at spaces. Encoding the pieces gives the tokens of the whole text."""
     for line in LINES.findall(text):
@@ -128,6 +144,12 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
     """Return the corpus's tokenizer from the cache; train it if it is not there."""
     key = cache_key([VERSION, census["train"].sha256, asdict(config), config.settings()])
     folder = cache_folder() / "tokenizers" / f"{corpus.name}-{config.vocab_size}-{key}"
+    facts: dict[str, Any] = {
+        "corpus": corpus.name,
+        "text_sha256": census["train"].sha256,
+        "config": asdict(config),
+        "settings": config.settings(),
+    }
     if not folder.is_dir():
         share = min(1.0, config.sample_bytes / census["train"].bytes)
         with Progress(f"tokenizer of {config.vocab_size:,} pieces for {corpus.name}", unit="bytes") as progress:
@@ -136,17 +158,23 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
         refuse_changed_text(corpus, census, {"train": sample.hash})
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(model)
-            facts = {
-                "corpus": corpus.name,
-                "text_sha256": census["train"].sha256,
-                "config": asdict(config),
+            training = {
                 "sampled_share": share,
                 "sampled_bytes": sample.bytes,
-                "settings": config.settings(),
                 "sentencepiece": sentencepiece.__version__,
             }
-            write_json(partial / "tokenizer.json", facts)
-    return Tokenizer.load(folder / "tokenizer.model")
+            write_json(partial / "tokenizer.json", seal(facts | training | {"tokenizer_hash": hash_of(model)}))
+    return _load_cached(folder, facts)
+
+
+def _load_cached(folder: Path, facts: dict[str, Any]) -> Tokenizer:
+    """Load a tokenizer from the cache. Raise a UserError if it is damaged, or not the one that `facts` describe."""
+    file = folder / "tokenizer.json"
+    remedy = f"remove {shlex.quote(str(folder))} and prepare the corpus again"
+    saved = read_sealed(file, remedy, since="tokenizer_hash")
+    if any(saved.get(name) != fact for name, fact in facts.items()):
+        raise mismatch(file, remedy)
+    return Tokenizer.load(folder / "tokenizer.model", expected_hash=saved.get("tokenizer_hash"), remedy=remedy)
 
 
 class _Sample:
