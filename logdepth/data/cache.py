@@ -11,6 +11,7 @@ from typing import Any
 
 from logdepth.atomic import read_json
 from logdepth.checksums import unseal
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError
 
 CACHE_VARIABLE = "LOGDEPTH_CACHE"
@@ -19,9 +20,17 @@ CACHE_VARIABLE = "LOGDEPTH_CACHE"
 def cache_folder() -> Path:
     """Return $LOGDEPTH_CACHE; if it is not set, `logdepth` in the user's cache directory."""
     named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "logdepth"
+    folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "logdepth"
+    refuse_unprintable(folder)
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it is made when something is written
+    except OSError as error:
+        raise UserError(
+            f"cannot use the cache folder {folder}: {error.strerror}; set {CACHE_VARIABLE} to another folder"
+        ) from None
+    return folder
 
 
 def cache_key(facts: Any) -> str:

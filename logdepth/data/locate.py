@@ -15,7 +15,7 @@ def data_folder(data_dir: Path | None) -> Path | None:
     if data_dir is None:
         named = os.environ.get(DATA_VARIABLE)
         data_dir = Path(named) if named else None
-    if data_dir is not None and not data_dir.is_dir():
+    if data_dir is not None and not os.path.isdir(data_dir):  # noqa: PTH112  (False, not an error, for any bad name)
         raise UserError(
             f"the data directory {data_dir} does not exist; set --data-dir or {DATA_VARIABLE} to an existing one"
         )
@@ -34,7 +34,18 @@ def local_files(data_dir: Path | None, folder: str, names: Sequence[str]) -> lis
 def local_shards(data_dir: Path | None, folder: str, pattern: str) -> list[Path]:
     """Return the files of a corpus's folder that match `pattern`, sorted by name."""
     parent = data_folder(data_dir)
-    return sorted((parent / folder).glob(pattern)) if parent is not None else []
+    if parent is None:
+        return []
+    return sorted(file for file in (parent / folder).glob(pattern) if file.is_file())
+
+
+def refuse_unprintable(path: Path) -> None:
+    """Raise a UserError if a path is not UTF-8, so that it could be neither printed nor recorded."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UserError(f"the name {shown} is not UTF-8; rename it") from None
 
 
 def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterator[dict[str, Any]]:

@@ -109,10 +109,13 @@ class TokenStore:
         return len(self._tokens)
 
     def refuse_if_nothing_to_predict(self) -> None:
-        """Raise a UserError if the split has fewer than two tokens."""
+        """Raise a UserError if the split has fewer than two tokens, or no words that a loss could be shared among."""
+        info = self.info
+        where = "the text" if info.split == "all" else f"the {info.split} split of '{info.corpus}'"
         if len(self) < 2:
-            where = f"the {self.info.split} split of '{self.info.corpus}'"
             raise UserError(f"{where} has fewer than two tokens, so there is nothing to predict; add text to it")
+        if not info.words + info.line_ends or not info.bytes:
+            raise UserError(f"{where} has no words, so there is nothing to measure; add text to it")
 
     def window(self, start: int, length: int) -> NDArray[np.int64]:
         """Return `length` tokens starting at `start`; fewer at the end of the split."""

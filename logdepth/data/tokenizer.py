@@ -22,9 +22,14 @@ from logdepth.errors import UserError
 from logdepth.progress import Progress
 
 VERSION = 2
+MIN_VOCAB = 8
 MAX_PIECE_BYTES = 16_000
 """Maximum bytes encoded at once, because encoding takes superlinear time. Splitting at spaces changes no token."""
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
+MAX_WORD = 3_600
+"""Maximum characters without a space that the tokenizer is trained on at once. SentencePiece ends the process at more
+than 65,535, after a normalisation that replaces a character by up to 18."""
+LONG_WORDS = re.compile(rf"(?<![^ \n])[^ \n]{{{MAX_WORD + 1},}}")
 BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
@@ -44,8 +49,8 @@ class TokenizerConfig:
     """Bytes of text to train the tokenizer on, approximately. Larger corpora are sampled by hash."""
 
     def __post_init__(self) -> None:
-        if not 8 <= self.vocab_size < 2**31:
-            raise ValueError(f"vocab_size must be at least 8 and below 2**31; got {self.vocab_size}")
+        if not MIN_VOCAB <= self.vocab_size < 2**31:
+            raise ValueError(f"vocab_size must be at least {MIN_VOCAB} and below 2**31; got {self.vocab_size}")
         if self.sample_bytes < 1:
             raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}")
 
@@ -72,8 +77,8 @@ class Tokenizer:
         self.model = model
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise UserError(f"not a SentencePiece model ({error})") from None
+        except RuntimeError:
+            raise UserError("not a SentencePiece model") from None
 
     @classmethod
     def load(cls, file: Path, *, expected_hash: str | None = None, remedy: str = "restore the file") -> "Tokenizer":
@@ -197,13 +202,18 @@ class _Sample:
                     if self._is_sampled(encoded):
                         self.bytes += len(encoded)
                         self.progress.update(self.bytes, f"{self.bytes / 1e6:.0f} MB read")
-                        yield from text.split("\n")
+                        yield from LONG_WORDS.sub(_cut_word, text).split("\n")
         except BaseException as error:
             self.error = error
             raise
 
     def _is_sampled(self, encoded: bytes) -> bool:
         return self.share >= 1.0 or place_of(encoded, b"sample") < self.share
+
+
+def _cut_word(match: re.Match[str]) -> str:
+    word = match[0]
+    return "\n".join(word[start : start + MAX_WORD] for start in range(0, len(word), MAX_WORD))
 
 
 def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
@@ -215,14 +225,18 @@ def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
     except RuntimeError as error:
         if sample.error is not None:
             raise sample.error from None
-        reason = str(error).strip().splitlines()[-1]
-        limit = re.search(r"<= (\d+)", reason)
-        needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
-        advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}" if limit else reason
+        limit = re.search(r"to a value <= (\d+)", str(error))
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
         if needed:
             advice = (
                 f"its characters require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
             )
+        elif limit and int(limit[1]) >= MIN_VOCAB:
+            advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}"
+        else:  # SentencePiece names lines of its source here
+            raise UserError(
+                f"corpus '{corpus}': its train split has too little text for a tokenizer; add text to it"
+            ) from None
         raise UserError(
             f"corpus '{corpus}' does not support a vocabulary of {config.vocab_size:,} pieces: {advice}"
         ) from None
