@@ -43,8 +43,8 @@ class TokenizerConfig:
     vocab_size: int = 1_500
     """Vocabulary size V, in pieces."""
     lossless: bool = False
-    """Preserve all text: no normalisation, line breaks kept, unknown characters encoded as bytes. Only U+2581 changes:
-    it becomes a space."""
+    """Preserve all text: no normalisation, line breaks kept, unknown characters encoded as bytes, for which 256 pieces
+    are needed. Only U+2581 changes: it becomes a space. Recipes for the corpus 'text' are lossless by default."""
     sample_bytes: int = 100_000_000
     """Bytes of text to train the tokenizer on, approximately. Larger corpora are sampled by hash."""
 
@@ -228,9 +228,8 @@ def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
         limit = re.search(r"to a value <= (\d+)", str(error))
         needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
         if needed:
-            advice = (
-                f"its characters require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
-            )
+            what = "its characters and all bytes" if config.lossless else "its characters"
+            advice = f"{what} require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
         elif limit and int(limit[1]) >= MIN_VOCAB:
             advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}"
         else:  # SentencePiece names lines of its source here
