@@ -72,15 +72,22 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty folder": (lambda folder: folder, "contains no txt, md, jsonl or parquet file"),
     "not UTF-8 name": (
         lambda folder: written(folder / os.fsdecode(b"caf\xe9.txt"), TEXT.encode()),
-        r"the name .*caf\\xe9\.txt is not UTF-8; rename it",
+        r"the name .*caf\\xe9\.txt' is not UTF-8 or has control characters; rename it",
     ),
     "not UTF-8 name inside": (
         lambda folder: written(folder / os.fsdecode(b"caf\xe9.txt"), TEXT.encode()).parent,
-        r"the name .*caf\\xe9\.txt is not UTF-8; rename it",
+        r"the name .*caf\\xe9\.txt' is not UTF-8 or has control characters; rename it",
+    ),
+    "line break in a name": (
+        lambda folder: folder / "a\nb.txt",
+        r"the name .*a\\nb\.txt' is not UTF-8 or has control characters; rename it",
     ),
     "newlines": (lambda folder: written(folder / "a.txt", b"\n" * 500), "its train split has only white space"),
     "spaces": (lambda folder: written(folder / "a.txt", b" \n\t" * 500), "its train split has only white space"),
-    "one letter": (lambda folder: written(folder / "a.txt", b"a " * 50), "its train split has too little text for a"),
+    "one letter": (
+        lambda folder: written(folder / "a.txt", b"a " * 50),
+        r"set --data\.tokenizer\.vocab-size to at most 26\d$",
+    ),
     "empty": (lambda folder: written(folder / "a.txt", b""), "its train split is empty: its files have too little"),
     "huge integer": (
         lambda folder: written(folder / "a.jsonl", rows('{"text": "a"}', '{"text": "b", "n": ' + "7" * 6000 + "}")),
@@ -143,11 +150,19 @@ def test_odd_corpora_are_refused_in_one_line(
     assert not any(name.startswith(".partial") for name in left)
 
 
+def test_a_vocabulary_that_cannot_be_chosen_is_not_suggested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path / "a.txt", b"a " * 50)
+    line = refused(capsys, "prepare", "text", "--data.paths", str(file), "--data.tokenizer.no-lossless")
+    assert line.endswith("corpus 'text': its train split has too little text for a tokenizer; add text to it")
+
+
 def test_a_run_whose_corpus_is_refused_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / os.fsdecode(b"caf\xe9.txt"), TEXT.encode())
     out = tmp_path / "run"
     line = refused(capsys, "train", "text-ar-grc", "--data.paths", str(file), "--out", str(out))
-    assert r"caf\xe9.txt is not UTF-8; rename it" in line
+    assert r"caf\xe9.txt' is not UTF-8 or has control characters; rename it" in line
     config = written(tmp_path / "config.json", json.dumps({"data": {"paths": ["a\0b"]}}).encode())
     line = refused(capsys, "train", "text-ar-grc", "--config", str(config), "--out", str(out))
     assert r"paths: 'a\x00b' contains a NUL character" in line
@@ -162,7 +177,7 @@ def test_odd_folders_for_data_and_cache_are_refused(
     assert "does not exist; set --data-dir or LOGDEPTH_DATA" in line
     monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / name))
     line = refused(capsys, "prepare", "pydocs")
-    assert "LOGDEPTH_CACHE" in line or "is not UTF-8; rename it" in line
+    assert "LOGDEPTH_CACHE" in line or "is not UTF-8 or has control characters" in line
     assert not list(tmp_path.iterdir())
 
 

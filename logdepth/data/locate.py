@@ -1,6 +1,7 @@
 """Find a corpus: local files first, then the Hugging Face hub, else an error that says which file to put where."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from logdepth.errors import UserError
 
 DATA_VARIABLE = "LOGDEPTH_DATA"
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what Python has in place of bytes that are not UTF-8."""
 
 
 def data_folder(data_dir: Path | None) -> Path | None:
@@ -40,12 +43,9 @@ def local_shards(data_dir: Path | None, folder: str, pattern: str) -> list[Path]
 
 
 def refuse_unprintable(path: Path) -> None:
-    """Raise a UserError if a path is not UTF-8, so that it could be neither printed nor recorded."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise UserError(f"the name {shown} is not UTF-8; rename it") from None
+    """Raise a UserError if a path could be neither printed in one line nor recorded in a file."""
+    if UNPRINTABLE.search(str(path)):
+        raise UserError(f"the name {os.fsencode(path)!r} is not UTF-8 or has control characters; rename it")
 
 
 def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterator[dict[str, Any]]:
