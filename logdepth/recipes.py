@@ -123,7 +123,8 @@ HYBRID_SCAN_HEADS = 4
 def _maker(corpus: str, model: ModelConfig) -> Callable[[], RunConfig]:
     def make() -> RunConfig:
         setting = SETTINGS.get(corpus, PTB)
-        tokenizer = TokenizerConfig(vocab_size=setting.vocab_size)
+        # Users expect their own text back as it was, with its lines.
+        tokenizer = TokenizerConfig(vocab_size=setting.vocab_size, lossless=corpus == "text")
         data = DataConfig(corpus=corpus, tokenizer=tokenizer)
         return RunConfig(data=data, model=model, train=setting.train_of(model))
 

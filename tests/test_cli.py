@@ -18,7 +18,7 @@ from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.training import TrainState
 from tests.command_line import refused
-from tests.tiny_corpus import VOCAB
+from tests.tiny_corpus import VOCAB, sentences
 
 TINY = (
     f"--data.corpus text --data.tokenizer.vocab-size {VOCAB} --model.embed-width 16 --model.operator.width 16 "
@@ -94,7 +94,7 @@ def test_recipes_are_the_papers_rows() -> None:
 
 
 def test_prepare_reports_counts(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--data.paths", str(corpus), "--data.tokenizer.vocab-size", str(VOCAB)]
+    flags = ["--data.paths", str(corpus), "--data.tokenizer.vocab-size", str(VOCAB), "--data.tokenizer.no-lossless"]
     report = answer(capsys, "prepare", "text", *flags)
     text = (corpus / "train.txt").read_text()
     assert report["splits"]["train"]["words"] == len(text.split())
@@ -140,6 +140,46 @@ def test_train_and_everything_after_it(
     flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
+
+
+def test_all_of_a_given_text_is_measured(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = sentences(100, seed=5)
+    file = tmp_path / "my text.txt"
+    file.write_text(text)
+    evaluate = ["evaluate", str(trained), "--paths", str(file)]
+    (whole,) = answer(capsys, *evaluate)["results"]
+    assert (whole["bytes"], whole["split"]) == (len(text), "all")
+    assert whole["words"] == len(text.split()) + 100
+    assert answer(capsys, *evaluate, "--corpus", "text")["results"] == [whole]
+    assert whole["nats"] == pytest.approx(logdepth.load(trained).evaluate(text).nats, rel=0.01)  # without its end
+    (test,) = answer(capsys, *evaluate, "--split", "test")["results"]
+    assert test["split"] == "test"
+    assert 0 < test["bytes"] < 0.1 * len(text)
+    assert answer(capsys, *evaluate)["results"] == [whole], "the two are cached apart"
+    assert main(evaluate) == 0
+    shown = capsys.readouterr().out
+    counts = f"{len(text):,} bytes, {len(text.split()) + 100:,} words with line ends, 1 document with"
+    assert f"text, all of it: {counts}" in shown
+    (own,) = answer(capsys, "evaluate", str(trained))["results"]
+    assert own["split"] == "test"
+    file.write_text("")
+    assert "the text has fewer than two tokens" in refused(capsys, *evaluate)
+    rows = "".join(json.dumps({"text": one}) + "\n" for one in ("", "", ""))
+    (tmp_path / "a.jsonl").write_text(rows)
+    line = refused(capsys, *evaluate[:-1], str(tmp_path / "a.jsonl"))
+    assert "the text has no words, so there is nothing to measure; add text to it" in line
+
+
+@pytest.mark.parametrize(
+    "flags", [["--contexts", "8,32"], ["--contexts=8,32"], ["--contexts", "8,", "32"], ["--contexts", "8", "32"]]
+)
+def test_contexts_may_be_separated_by_commas(
+    flags: list[str], trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, "evaluate", str(trained), *flags)["results"]
+    assert [one["context"] for one in found] == [8, 32]
+    assert "--contexts: cannot read '8', 'x'" in refused(capsys, "evaluate", str(trained), "--contexts", "8,x")
+    assert "--contexts has no value" in refused(capsys, "evaluate", str(trained), "--contexts", ",")
 
 
 def test_acceleration_is_the_default_and_changes_nothing_on_a_cpu(

@@ -76,7 +76,9 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
     capsys.readouterr()
     contexts = [str(one.context) for one in other.test]
     folder = str(out / "runs" / "ar-grc-0")
-    assert main(["evaluate", folder, "--paths", str(elsewhere), "--contexts", *contexts, "--json"]) == 0
+    assert (
+        main(["evaluate", folder, "--paths", str(elsewhere), "--split", "test", "--contexts", *contexts, "--json"]) == 0
+    )
     evaluated = json.loads(capsys.readouterr().out)["results"]
     assert [one.nats for one in other.test] == [one["nats"] for one in evaluated]
     table = (out / "tables" / "others.md").read_text()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from logdepth.data import DataConfig, TokenizerConfig, prepare
+from logdepth.cli import main
+from logdepth.data import DataConfig, TokenizerConfig, open_prepared, prepare
 from logdepth.data.census import census_of
 from logdepth.data.passages import Passage
 from logdepth.data.text import Text
 from logdepth.data.tokenizer import Tokenizer, _split_line, pieces, trained_tokenizer
 from logdepth.errors import UserError
+from logdepth.recipes import RECIPES, recipe
+from tests.command_line import refused
 from tests.tiny_corpus import VOCAB, sentences, tiny_data, write_corpus
 
 PARTS = ("the cat", " ", "  ", "\n", "\n\n", "sees", ".", "é", "中", "\t", "\r\n", "\x85", "\u2028", "ﬁ", "x" * 9)
@@ -154,3 +158,36 @@ def test_errors_while_reading_are_not_blamed_on_the_vocabulary(
     monkeypatch.setattr(Text, "passages", broken)
     with pytest.raises(type(error), match=str(error) or None):
         trained_tokenizer(corpus, census, TokenizerConfig(vocab_size=VOCAB, sample_bytes=99))
+
+
+def test_own_text_has_a_lossless_tokenizer_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
+    for name in RECIPES:
+        assert recipe(name).data.tokenizer.lossless == name.startswith("text-")
+    for verb in (["prepare", "text"], ["train", "text-ar-grc"]):
+        with pytest.raises(SystemExit):
+            main([*verb, "--help"])
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "--data.tokenizer.lossless, --data.tokenizer.no-lossless" in shown
+        assert "Recipes for the corpus 'text' are lossless by default. (default: True)" in shown
+    text = "A short text\r\nof two  lines,\tﬁne ☃.\n\n" * 9
+    file = tmp_path / "own text.txt"
+    file.write_bytes(text.encode())
+    flags = ["prepare", "text", "--data.paths", str(file), "--data.tokenizer.vocab-size"]
+    line = refused(capsys, *flags, "96")
+    least = re.search(r"its characters and all bytes require at least (\d+) pieces; set .*vocab-size to that", line)
+    line = refused(capsys, *flags[:-1])
+    most = re.search(r"a vocabulary of 1,500 pieces: set --data.tokenizer.vocab-size to at most (\d+)$", line)
+    assert least
+    assert most
+    assert 256 < int(least[1]) < int(most[1]) < 1500
+    for size in (least[1], most[1]):
+        assert main([*flags, size, "--json"]) == 0
+        prepared = open_prepared(json.loads(capsys.readouterr().out)["key"])
+        tokens = [store.tokens[:-1].tolist() for store in prepared.stores.values()]
+        assert "".join(map(prepared.tokenizer.decode, tokens)) == text
+    assert main([*flags, "32", "--data.tokenizer.no-lossless", "--json"]) == 0
+    tokenizer = open_prepared(json.loads(capsys.readouterr().out)["key"]).tokenizer
+    assert "\n" not in tokenizer.decode(tokenizer.encode(text))

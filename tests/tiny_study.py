@@ -39,7 +39,7 @@ def override_files(folder: Path, corpus: Path) -> list[str]:
     """`--config …` that makes the study of `text` small: one file for all models, one for each."""
     folder.mkdir(parents=True, exist_ok=True)
     everyone = folder / "everyone.json"
-    data = {"paths": [str(corpus)], "tokenizer": {"vocab_size": VOCAB}}
+    data = {"paths": [str(corpus)], "tokenizer": {"vocab_size": VOCAB, "lossless": False}}
     everyone.write_text(json.dumps({"data": data, "train": TRAINING}))
     files = [everyone]
     sizes = {

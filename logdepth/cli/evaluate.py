@@ -28,10 +28,10 @@ class EvaluateCommand:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    split: Literal["train", "valid", "test"] = "test"
-    """Split to evaluate on."""
+    split: Literal["train", "valid", "test"] | None = None
+    """Split to evaluate on; by default test, and all of the text that --paths names."""
     contexts: tuple[int, ...] = ()
-    """Context lengths in tokens per window; by default the training length."""
+    """Context lengths in tokens per window, separated by spaces or commas; by default the training length."""
     grid: Switch = False
     """Evaluate at the paper's context lengths: 32, 160, …, 2,976."""
     stride: int | None = None
@@ -42,7 +42,8 @@ class EvaluateCommand:
     corpus: str | None = None
     """Another corpus to evaluate on, tokenized with the run's tokenizer; by default the run's own corpus."""
     paths: tuple[Path, ...] = ()
-    """Files or folders of other text to evaluate on, tokenized with the run's tokenizer."""
+    """Files or folders of other text to evaluate on, tokenized with the run's tokenizer: all of it, unless --split
+    is given."""
     weights: Weights = "best"
     """Weights to load: those with the lowest validation loss (best) or those of the latest checkpoint (last)."""
     device: str = "auto"
@@ -58,7 +59,7 @@ class EvaluateCommand:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = parse(EvaluateCommand, arguments, "evaluate")
+    command = parse(EvaluateCommand, with_separate_contexts(arguments), "evaluate")
     if command.positions and not command.json:
         raise UserError("--positions requires --json, because a table would be too long")
     folder = RunFolder(command.run)
@@ -72,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     device = device_named(command.device, "--device")
     loaded = folder.load(command.weights, device)
     store = _store(command, loaded)
+    store.refuse_if_nothing_to_predict()
     if device.type == "cuda":
         print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
     for context in contexts:
@@ -100,8 +102,10 @@ def run(arguments: Sequence[str]) -> int:
         print_json(facts | {"results": [result.as_dict(command.positions) for result in results]})
         return 0
     info = store.info
-    ends = "one stream" if info.separator is None else f"{info.documents:,} documents with end-of-document tokens"
-    print(f"{info.corpus}, {info.split}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
+    part = "all of it" if info.split == "all" else info.split
+    documents = f"{info.documents:,} document{'s' if info.documents != 1 else ''}"
+    ends = "one stream" if info.separator is None else f"{documents} with end-of-document tokens"
+    print(f"{info.corpus}, {part}: {info.bytes:,} bytes, {results[0].words:,} words with line ends, {ends}")
     if info.unknown > UNKNOWN_TO_MENTION * info.tokens:
         share = 100 * info.unknown / info.tokens
         print(
@@ -117,11 +121,25 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def with_separate_contexts(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--contexts 32,128` as `--contexts 32 128`."""
+    separate: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag, *value = argument.split("=", 1)
+            separate += [flag, *value[0].split(",")] if flag == "--contexts" and value else [argument]
+        else:
+            separate += [one for one in argument.split(",") if one] if flag == "--contexts" else [argument]
+    return separate
+
+
 def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:
     if command.corpus is None and not command.paths:
-        return prepared_for(RunFolder(command.run), command.data_dir).stores[command.split]
+        return prepared_for(RunFolder(command.run), command.data_dir).stores[command.split or "test"]
     name = command.corpus or "text"
     if name not in CORPORA:
         raise UserError(f"there is no corpus '{name}'{did_you_mean(name, CORPORA)}")
-    prepared = prepare_other(loaded.config.data, loaded.tokenizer, name, command.paths, command.data_dir)
-    return prepared.stores[command.split]
+    whole = name == "text" and command.split is None
+    prepared = prepare_other(loaded.config.data, loaded.tokenizer, name, command.paths, command.data_dir, whole=whole)
+    return prepared.stores["all" if whole else command.split or "test"]

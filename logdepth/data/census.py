@@ -4,14 +4,16 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from logdepth.atomic import read_json, write_json
-from logdepth.data.cache import cache_folder, cache_key
+from logdepth.atomic import write_json
+from logdepth.checksums import mismatch, seal
+from logdepth.data.cache import cache_folder, cache_key, read_sealed
 from logdepth.data.corpus import Corpus
-from logdepth.data.passages import SPLITS, Split
+from logdepth.data.passages import Split
 from logdepth.errors import UserError
 from logdepth.progress import Progress
 
-VERSION = 1
+VERSION = 2
+REMEDY = "remove it, and the corpus is read again"
 
 
 class Counts(NamedTuple):
@@ -32,17 +34,21 @@ def census_of(corpus: Corpus) -> Census:
     source = corpus.source()
     path = _path_of(corpus, source)
     if source is not None and path.exists():
-        saved: dict[str, Any] = read_json(path)
-        return {split: Counts(**saved[split]) for split in SPLITS}
+        saved = read_sealed(path, REMEDY)
+        counts = saved["splits"]
+        if (saved["corpus"], saved["source"], list(counts)) != (corpus.name, source, list(corpus.splits)):
+            raise mismatch(path, REMEDY)  # it is another corpus's file
+        return {split: Counts(**counts[split]) for split in corpus.splits}
     census = _count(corpus)
     _check(corpus, census)
     if source is not None:
-        write_json(path, {split: census[split]._asdict() for split in SPLITS})
+        counts = {split: census[split]._asdict() for split in corpus.splits}
+        write_json(path, seal({"corpus": corpus.name, "source": source, "splits": counts}))
     return census
 
 
 def _path_of(corpus: Corpus, source: dict[str, Any] | None) -> Path:
-    return cache_folder() / "census" / f"{cache_key([VERSION, corpus.name, source])}.json"
+    return cache_folder() / "census" / f"{cache_key([VERSION, corpus.name, corpus.splits, source])}.json"
 
 
 class TextHash:
@@ -73,8 +79,8 @@ def refuse_changed_text(corpus: Corpus, census: Census, hashes: dict[Split, Text
 
 
 def _count(corpus: Corpus) -> Census:
-    documents, words, line_ends, num_bytes = (dict.fromkeys(SPLITS, 0) for _ in range(4))
-    hashes = {split: TextHash(corpus.separated) for split in SPLITS}
+    documents, words, line_ends, num_bytes = (dict.fromkeys(corpus.splits, 0) for _ in range(4))
+    hashes = {split: TextHash(corpus.separated) for split in corpus.splits}
     done = 0
     with Progress(f"reading {corpus.name}", unit="bytes") as progress:
         for split, text, ends_document in corpus.passages():
@@ -100,7 +106,7 @@ def _count(corpus: Corpus) -> Census:
             num_bytes[split],
             hashes[split].hexdigest(),
         )
-        for split in SPLITS
+        for split in corpus.splits
     }
 
 

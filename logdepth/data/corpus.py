@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from logdepth.data.passages import Passage, Split
+from logdepth.data.locate import refuse_unprintable
+from logdepth.data.passages import SPLITS, Passage, Split
 from logdepth.errors import UserError
 
 
@@ -24,6 +25,8 @@ class Corpus(ABC):
     """A one-line description for `logdepth corpora`."""
     separated: ClassVar[bool]
     """Whether an end-of-document token follows each document. Otherwise each split is one stream of text."""
+    splits: ClassVar[tuple[Split, ...]] = SPLITS
+    """The parts into which the text is divided."""
     known: ClassVar[Mapping[Split, Known]] = {}
     """Word counts and checksums of the splits, for a corpus with a fixed edition."""
 
@@ -50,6 +53,10 @@ class Corpus(ABC):
         """Return lines for the preparation report, such as how each file was split."""
         return []
 
+    def why_empty(self, split: Split) -> str:
+        """Return why a split is empty and what to do about it, for an error message."""
+        return f"it has too few documents for a {split} split; add documents"
+
     @abstractmethod
     def passages(self) -> Iterator[Passage]:
         """Iterate over all text in a fixed order. Every call yields the same passages."""
@@ -60,4 +67,9 @@ def files_as_source(files: Sequence[Path]) -> dict[str, Any]:
 
     Paths are absolute because two folders may hold files with the same relative name, size and time.
     """
-    return {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    found = {}
+    for file in files:
+        path = file.resolve()
+        refuse_unprintable(path)
+        found[str(path)] = [path.stat().st_size, path.stat().st_mtime_ns]
+    return found

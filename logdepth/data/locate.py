@@ -1,6 +1,7 @@
 """Find a corpus: local files first, then the Hugging Face hub, else an error that says which file to put where."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from logdepth.errors import UserError
 
 DATA_VARIABLE = "LOGDEPTH_DATA"
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what Python has in place of bytes that are not UTF-8."""
 
 
 def data_folder(data_dir: Path | None) -> Path | None:
@@ -15,7 +18,7 @@ def data_folder(data_dir: Path | None) -> Path | None:
     if data_dir is None:
         named = os.environ.get(DATA_VARIABLE)
         data_dir = Path(named) if named else None
-    if data_dir is not None and not data_dir.is_dir():
+    if data_dir is not None and not os.path.isdir(data_dir):  # noqa: PTH112  (False, not an error, for any bad name)
         raise UserError(
             f"the data directory {data_dir} does not exist; set --data-dir or {DATA_VARIABLE} to an existing one"
         )
@@ -34,7 +37,15 @@ def local_files(data_dir: Path | None, folder: str, names: Sequence[str]) -> lis
 def local_shards(data_dir: Path | None, folder: str, pattern: str) -> list[Path]:
     """Return the files of a corpus's folder that match `pattern`, sorted by name."""
     parent = data_folder(data_dir)
-    return sorted((parent / folder).glob(pattern)) if parent is not None else []
+    if parent is None:
+        return []
+    return sorted(file for file in (parent / folder).glob(pattern) if file.is_file())
+
+
+def refuse_unprintable(path: Path) -> None:
+    """Raise a UserError if a path could be neither printed in one line nor recorded in a file."""
+    if UNPRINTABLE.search(str(path)):
+        raise UserError(f"the name {os.fsencode(path)!r} is not UTF-8 or has control characters; rename it")
 
 
 def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,10 @@
 import hashlib
 from typing import Literal, NamedTuple
 
-Split = Literal["train", "valid", "test"]
+Split = Literal["train", "valid", "test", "all"]
+"""A part of a corpus; `all` is text that is not divided."""
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+"""The parts into which corpora are divided."""
 
 
 class Passage(NamedTuple):

@@ -1,6 +1,7 @@
 """From a corpus to token stores: census, tokenizer, encoding. Results that are in the cache are reused."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from logdepth.data.census import Census, TextHash, census_of, checksums_are_know
 from logdepth.data.corpora import CORPORA
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import SPLITS, Passage, Split
-from logdepth.data.store import StoreInfo, TokenStore, dtype_for, write_sidecar
+from logdepth.data.store import StoreInfo, TokenStore, dtype_for, remedy_for, write_sidecar
+from logdepth.data.text import WholeText
 from logdepth.data.tokenizer import Tokenizer, TokenizerConfig, pieces, trained_tokenizer
 from logdepth.errors import UserError, did_you_mean
 from logdepth.progress import Progress
@@ -38,6 +40,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.corpus not in CORPORA:
             raise ValueError(f"there is no corpus '{self.corpus}'{did_you_mean(self.corpus, CORPORA)}")
+        for path in self.paths:
+            if "\0" in str(path):
+                raise ValueError(f"paths: {str(path)!r} contains a NUL character, which no name may; correct the path")
 
 
 class Prepared(NamedTuple):
@@ -70,47 +75,82 @@ def prepare(
         separated: if False, documents follow each other without an end-of-document token, for models that were
             trained without one.
     """
-    corpus = CORPORA[config.corpus](data_dir, config.paths)
+    return _prepared(CORPORA[config.corpus](data_dir, config.paths), config.tokenizer, tokenizer, separated)
+
+
+def prepare_other(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    corpus: str,
+    paths: tuple[Path, ...] = (),
+    data_dir: Path | None = None,
+    *,
+    whole: bool = False,
+) -> Prepared:
+    """Prepare another corpus, or files of text, with the tokenizer of a model that was trained on `data`.
+
+    Args:
+        data: the data of the model.
+        tokenizer: the tokenizer of the model.
+        corpus: name of the corpus.
+        paths: files or folders to read for the corpus 'text'.
+        data_dir: root data directory.
+        whole: whether files of text are left undivided. Their split is then `all`.
+    """
+    separated = CORPORA[data.corpus].separated  # a model trained on one stream never saw an end-of-document token
+    if whole:
+        return _prepared(WholeText(data_dir, paths), data.tokenizer, tokenizer, separated)
+    return prepare(replace(data, corpus=corpus, paths=paths), data_dir, tokenizer, separated)
+
+
+def _prepared(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, separated: bool) -> Prepared:
     census = census_of(corpus)
-    for split in SPLITS if tokenizer is None else ():
+    for split in corpus.splits if tokenizer is None else ():
         if not census[split].bytes:
-            raise UserError(
-                f"corpus '{corpus.name}': its {split} split is empty; add documents, or add a file with '{split}' in "
-                "its name"
-            )
+            raise UserError(f"corpus '{corpus.name}': its {split} split is empty: {corpus.why_empty(split)}")
     if tokenizer is None:
-        tokenizer = trained_tokenizer(corpus, census, config.tokenizer)
+        if not census["train"].words:
+            raise UserError(f"corpus '{corpus.name}': its train split has only white space; add text to it")
+        tokenizer = trained_tokenizer(corpus, census, config)
     separator = tokenizer.end_of_document if corpus.separated and separated else None
-    texts = [census[split].sha256 for split in SPLITS]
-    key = f"{corpus.name}-{tokenizer.vocab_size}-{cache_key([VERSION, texts, tokenizer.hash, separator])}"
+    texts = [census[split].sha256 for split in corpus.splits]
+    key = _key(corpus.name, tokenizer.vocab_size, texts, tokenizer.hash, separator)
     folder = _folder_of(key)
     if not folder.is_dir():
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(tokenizer.model)
             _encode(corpus, census, tokenizer, separator, partial)
     edition = checksums_are_known(corpus, census)
-    return open_prepared(key)._replace(notes=corpus.notes(), known_edition=edition)
+    return open_prepared(key, corpus.splits)._replace(notes=corpus.notes(), known_edition=edition)
 
 
-def prepare_other(
-    data: DataConfig, tokenizer: Tokenizer, corpus: str, paths: tuple[Path, ...] = (), data_dir: Path | None = None
-) -> Prepared:
-    """Prepare another corpus, or files of text, with the tokenizer of a model that was trained on `data`."""
-    separated = CORPORA[data.corpus].separated  # a model trained on one stream never saw an end-of-document token
-    return prepare(replace(data, corpus=corpus, paths=paths), data_dir, tokenizer, separated)
-
-
-def open_prepared(key: str) -> Prepared:
+def open_prepared(key: str, splits: Sequence[Split] = SPLITS) -> Prepared:
     """Open the cached result of `prepare` by its key. The corpus is not read."""
     folder = _folder_of(key)
-    if not folder.is_dir():
+    if not is_prepared(key):
         raise UserError(f"the token store {folder} does not exist; create it with `logdepth prepare`")
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    return Prepared(key, folder, tokenizer, {split: TokenStore.open(folder, split) for split in SPLITS}, [], None)
+    remedy = remedy_for(folder)
+    stores = {split: TokenStore.open(folder, split) for split in splits}
+    infos = [store.info for store in stores.values()]
+    shared = {(info.corpus, info.vocab_size, info.tokenizer_hash, info.separator) for info in infos}
+    corpus, vocab_size, tokenizer_hash, separator = shared.pop()
+    texts = [info.text_sha256 for info in infos]
+    if shared or key != _key(corpus, vocab_size, texts, tokenizer_hash, separator):
+        raise UserError(
+            f"{folder} does not hold what its name says: its files are damaged, were edited or are those of another "
+            f"corpus; {remedy}"
+        )
+    tokenizer = Tokenizer.load(folder / "tokenizer.model", expected_hash=tokenizer_hash, remedy=remedy)
+    return Prepared(key, folder, tokenizer, stores, [], None)
 
 
 def is_prepared(key: str) -> bool:
-    return _folder_of(key).is_dir()
+    return os.path.isdir(_folder_of(key))  # noqa: PTH112  (False, not an error, for any bad name)
+
+
+def _key(corpus: str, vocab_size: int, texts: list[str], tokenizer_hash: str, separator: int | None) -> str:
+    """Return the name of a store, which is determined by the hashes of its splits' texts and of its tokenizer."""
+    return f"{corpus}-{vocab_size}-{cache_key([VERSION, texts, tokenizer_hash, separator])}"
 
 
 def _folder_of(key: str) -> Path:
@@ -120,13 +160,13 @@ def _folder_of(key: str) -> Path:
 def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int | None, folder: Path) -> None:
     """Write every split's tokens in one pass over the text, with bounded memory."""
     dtype = dtype_for(tokenizer.vocab_size)
-    num_tokens, num_unknown = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-    hashes = {split: TextHash(corpus.separated) for split in SPLITS}
+    num_tokens, num_unknown = dict.fromkeys(corpus.splits, 0), dict.fromkeys(corpus.splits, 0)
+    hashes = {split: TextHash(corpus.separated) for split in corpus.splits}
     done, total = 0, sum(counts.bytes for counts in census.values())
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(f"encoding {corpus.name}", total, unit="bytes"))
         files: dict[Split, BinaryIO] = {
-            split: stack.enter_context((folder / f"{split}.bin").open("wb")) for split in SPLITS
+            split: stack.enter_context((folder / f"{split}.bin").open("wb")) for split in corpus.splits
         }
         for batch in _batches(corpus.passages()):
             for split, tokens in _encoded(batch, tokenizer, separator).items():
@@ -140,7 +180,7 @@ def _encode(corpus: Corpus, census: Census, tokenizer: Tokenizer, separator: int
                 done += len(encoded)
             progress.update(done, f"{sum(num_tokens.values()) / 1e6:.1f} M tokens")
     refuse_changed_text(corpus, census, hashes)
-    for split in SPLITS:
+    for split in corpus.splits:
         counts = census[split]
         info = StoreInfo(
             corpus=corpus.name,
@@ -176,7 +216,7 @@ def _encoded(batch: list[Passage], tokenizer: Tokenizer, separator: int | None) 
     """Return the tokens of each split: documents in order, each followed by the separator."""
     cut = [list(pieces(passage.text)) for passage in batch]
     encoded = iter(tokenizer.encode_many([piece for one in cut for piece in one]))
-    tokens: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    tokens: dict[Split, list[int]] = {passage.split: [] for passage in batch}
     for passage, one in zip(batch, cut, strict=True):
         for _ in one:
             tokens[passage.split].extend(next(encoded))

@@ -6,9 +6,9 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
 from logdepth.errors import UserError
 
@@ -19,10 +19,18 @@ PARQUET = (".parquet",)
 
 
 def kind_of(file: Path) -> str | None:
-    """Return the suffix of a file's format without that of its compression; None if the format is not supported."""
-    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSIONS]
+    """Return the suffix of a file's format in lower case, without that of its compression.
+
+    It is empty for a file without such a suffix, which may be plain text, and None if the format is not supported.
+    """
+    suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in COMPRESSIONS]
     kind = suffixes[-1] if suffixes else ""
-    return kind if kind in (*JSON_LINES, *PLAIN, *PARQUET) else None
+    return kind if kind in ("", *JSON_LINES, *PLAIN, *PARQUET) else None
+
+
+def is_plain(file: Path) -> bool:
+    """Return whether a file is read as plain text, one document, rather than as rows of documents."""
+    return kind_of(file) in ("", *PLAIN)
 
 
 def documents(file: Path) -> Iterator[str]:
@@ -60,48 +68,81 @@ def opened(file: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _decompressed(file: Path) -> Iterator[BinaryIO]:
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _open_zst}
-    with openers.get(file.suffix, open)(file, "rb") as stream:
+    openers: dict[str, Any] = {".xz": _open_xz, ".gz": gzip.open, ".zst": _open_zst}
+    with openers.get(file.suffix.lower(), open)(file, "rb") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def _open_xz(file: Path, mode: str) -> Iterator[BinaryIO]:
+    frames = _Frames(file.open(mode), lzma.LZMADecompressor, padding=4)
+    with frames.compressed, io.BufferedReader(frames, 2**20) as stream:
         yield stream
 
 
 @contextlib.contextmanager
 def _open_zst(file: Path, mode: str) -> Iterator[BinaryIO]:
     zstandard = _needed("zstandard", file)
-    with file.open(mode) as compressed, io.BufferedReader(_ZstFrames(compressed, zstandard), 2**20) as stream:
+    frames = _Frames(file.open(mode), lambda: zstandard.ZstdDecompressor().decompressobj())
+    with frames.compressed, io.BufferedReader(frames, 2**20) as stream:
         try:
             yield stream
         except zstandard.ZstdError as error:
             raise UserError(f"{file} is damaged or truncated ({error}); replace it with an intact copy") from None
 
 
-class _ZstFrames(io.RawIOBase):
-    """Reads all frames of a file in order. zstandard's own reader stops after one and accepts a truncated frame."""
+class _Frames(io.RawIOBase):
+    """Reads all compressed frames of a file in order, and nothing else.
 
-    def __init__(self, compressed: Any, zstandard: Any) -> None:
-        self.compressed, self.zstandard = compressed, zstandard
+    zstandard's own reader stops after one frame and accepts a truncated one. lzma's ignores what follows the last.
+
+    Args:
+        compressed: the file.
+        decompressor: returns a decompressor for one frame.
+        padding: zero bytes that may follow a frame, as a multiple of this number; 0 if none may.
+    """
+
+    def __init__(self, compressed: IO[bytes], decompressor: Callable[[], Any], padding: int = 0) -> None:
+        self.compressed, self.decompressor, self.padding = compressed, decompressor, padding
         self.frame: Any = None
-        self.ready = b""
+        self.ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any) -> int:
         while not self.ready:
-            block = (self.frame.unused_data if self.frame is not None and self.frame.eof else b"") or (
-                self.compressed.read(2**17)
-            )
-            if not block:
-                if self.frame is not None and not self.frame.eof:
-                    raise EOFError("the last frame is incomplete")
-                return 0
             if self.frame is None or self.frame.eof:
-                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
-            self.ready = self.frame.decompress(block)
+                block = self._next_frame()
+                if not block:
+                    return 0
+                self.frame = self.decompressor()
+            else:
+                block = self.compressed.read(2**14)
+                if not block:
+                    raise EOFError("the last frame is incomplete")
+            self.ready = memoryview(self.frame.decompress(block))
         count = min(len(target), len(self.ready))
         target[:count] = self.ready[:count]
         self.ready = self.ready[count:]
         return count
+
+    def _next_frame(self) -> bytes:
+        """Return the first bytes of the next frame; none at the end of the file."""
+        if self.frame is None:
+            return self.compressed.read(2**14)
+        block: bytes = self.frame.unused_data or self.compressed.read(2**14)
+        zeros = 0
+        while self.padding and block:
+            rest = block.lstrip(b"\0")
+            zeros += len(block) - len(rest)
+            if rest:
+                block = rest
+                break
+            block = self.compressed.read(2**14)
+        if zeros and zeros % self.padding:
+            raise EOFError(f"{zeros} zero bytes follow a frame")
+        return block
 
 
 def _text_of(line: str, where: str) -> str:
@@ -109,25 +150,39 @@ def _text_of(line: str, where: str) -> str:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON ({error.msg}); each line must be one JSON object") from None
+    except ValueError:
+        raise UserError(f"{where} has a number with too many digits; shorten it or remove it") from None
+    except RecursionError:
+        raise UserError(f"{where} has brackets that are nested too deeply; remove them") from None
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
-        found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        found = f"the fields {_listed(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
         raise UserError(f'{where} must have a "text" field that is a string; it has {found}')
     return text
 
 
 def _parquet(file: Path) -> Iterator[str]:
-    parquet = _needed("pyarrow.parquet", file)
+    pyarrow, parquet = _needed("pyarrow", file), _needed("pyarrow.parquet", file)
     try:
         table = parquet.ParquetFile(file)
-        if "text" not in table.schema_arrow.names:
-            raise UserError(f'{file} must have a "text" column; it has {", ".join(table.schema_arrow.names)}')
-        if "string" not in str(table.schema_arrow.field("text").type):
-            raise UserError(f'{file}: its "text" column must hold strings; got {table.schema_arrow.field("text").type}')
+        names = table.schema_arrow.names
+        if names.count("text") != 1:
+            raise UserError(f'{file} must have one "text" column; it has the columns {_listed(names)}')
+        kind = table.schema_arrow.field("text").type
+        values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if str(values) not in ("string", "large_string", "string_view"):
+            raise UserError(f'{file}: its "text" column must hold strings; got {kind}')
         for batch in table.iter_batches(columns=["text"], batch_size=256):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{file} is damaged or not a parquet file ({str(error).splitlines()[0]})") from None
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{file} is damaged or not a parquet file ({reason})") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names for a message of one line: quoted, and no more than a few."""
+    quoted = [repr(name) for name in names]
+    return ", ".join(quoted[:8]) + (f", … ({len(quoted)} in total)" if len(quoted) > 8 else "")
 
 
 def _needed(module: str, file: Path) -> Any:

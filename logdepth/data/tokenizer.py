@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -12,7 +13,8 @@ from typing import Any
 import sentencepiece
 
 from logdepth.atomic import new_folder, write_json
-from logdepth.data.cache import cache_folder, cache_key
+from logdepth.checksums import mismatch, seal
+from logdepth.data.cache import cache_folder, cache_key, read_sealed
 from logdepth.data.census import Census, TextHash, refuse_changed_text
 from logdepth.data.corpus import Corpus
 from logdepth.data.passages import place_of
@@ -20,9 +22,14 @@ from logdepth.errors import UserError
 from logdepth.progress import Progress
 
 VERSION = 2
+MIN_VOCAB = 8
 MAX_PIECE_BYTES = 16_000
 """Maximum bytes encoded at once, because encoding takes superlinear time. Splitting at spaces changes no token."""
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
+MAX_WORD = 3_600
+"""Maximum characters without a space that the tokenizer is trained on at once. SentencePiece ends the process at more
+than 65,535, after a normalisation that replaces a character by up to 18."""
+LONG_WORDS = re.compile(rf"(?<![^ \n])[^ \n]{{{MAX_WORD + 1},}}")
 BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
@@ -36,14 +43,14 @@ class TokenizerConfig:
     vocab_size: int = 1_500
     """Vocabulary size V, in pieces."""
     lossless: bool = False
-    """Preserve all text: no normalisation, line breaks kept, unknown characters encoded as bytes. Only U+2581 changes:
-    it becomes a space."""
+    """Preserve all text: no normalisation, line breaks kept, unknown characters encoded as bytes, for which 256 pieces
+    are needed. Only U+2581 changes: it becomes a space. Recipes for the corpus 'text' are lossless by default."""
     sample_bytes: int = 100_000_000
     """Bytes of text to train the tokenizer on, approximately. Larger corpora are sampled by hash."""
 
     def __post_init__(self) -> None:
-        if not 8 <= self.vocab_size < 2**31:
-            raise ValueError(f"vocab_size must be at least 8 and below 2**31; got {self.vocab_size}")
+        if not MIN_VOCAB <= self.vocab_size < 2**31:
+            raise ValueError(f"vocab_size must be at least {MIN_VOCAB} and below 2**31; got {self.vocab_size}")
         if self.sample_bytes < 1:
             raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}")
 
@@ -70,22 +77,31 @@ class Tokenizer:
         self.model = model
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise UserError(f"not a SentencePiece model ({error})") from None
+        except RuntimeError:
+            raise UserError("not a SentencePiece model") from None
 
     @classmethod
-    def load(cls, file: Path) -> "Tokenizer":
-        """Load a `tokenizer.model` file."""
+    def load(cls, file: Path, *, expected_hash: str | None = None, remedy: str = "restore the file") -> "Tokenizer":
+        """Load a `tokenizer.model` file.
+
+        Args:
+            file: the file.
+            expected_hash: the hash that the file must have, if it is known.
+            remedy: what to do if the file is missing or damaged, for the message.
+        """
         if not file.is_file():
-            raise UserError(f"{file} does not exist: the tokenizer is missing; restore the file")
+            raise UserError(f"{file} does not exist: the tokenizer is missing; {remedy}")
+        model = file.read_bytes()
+        if expected_hash is not None and hash_of(model) != expected_hash:
+            raise mismatch(file, remedy)
         try:
-            return cls(file.read_bytes())
+            return cls(model)
         except UserError as error:
-            raise UserError(f"{file} is damaged: {error}; restore the file") from None
+            raise UserError(f"{file} is damaged: {error}; {remedy}") from None
 
     @cached_property
     def hash(self) -> str:
-        return hashlib.sha256(self.model).hexdigest()[:16]
+        return hash_of(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +134,11 @@ class Tokenizer:
         return text
 
 
+def hash_of(model: bytes) -> str:
+    """Return the hash of a SentencePiece model by which stores name their tokenizer."""
+    return hashlib.sha256(model).hexdigest()[:16]
+
+
 def pieces(text: str) -> Iterator[str]:
     """Split a text into lines, and long lines at spaces. Encoding the pieces gives the tokens of the whole text."""
     for line in LINES.findall(text):
@@ -128,6 +149,12 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
     """Return the corpus's tokenizer from the cache; train it if it is not there."""
     key = cache_key([VERSION, census["train"].sha256, asdict(config), config.settings()])
     folder = cache_folder() / "tokenizers" / f"{corpus.name}-{config.vocab_size}-{key}"
+    facts: dict[str, Any] = {
+        "corpus": corpus.name,
+        "text_sha256": census["train"].sha256,
+        "config": asdict(config),
+        "settings": config.settings(),
+    }
     if not folder.is_dir():
         share = min(1.0, config.sample_bytes / census["train"].bytes)
         with Progress(f"tokenizer of {config.vocab_size:,} pieces for {corpus.name}", unit="bytes") as progress:
@@ -136,17 +163,23 @@ def trained_tokenizer(corpus: Corpus, census: Census, config: TokenizerConfig) -
         refuse_changed_text(corpus, census, {"train": sample.hash})
         with new_folder(folder) as partial:
             (partial / "tokenizer.model").write_bytes(model)
-            facts = {
-                "corpus": corpus.name,
-                "text_sha256": census["train"].sha256,
-                "config": asdict(config),
+            training = {
                 "sampled_share": share,
                 "sampled_bytes": sample.bytes,
-                "settings": config.settings(),
                 "sentencepiece": sentencepiece.__version__,
             }
-            write_json(partial / "tokenizer.json", facts)
-    return Tokenizer.load(folder / "tokenizer.model")
+            write_json(partial / "tokenizer.json", seal(facts | training | {"tokenizer_hash": hash_of(model)}))
+    return _load_cached(folder, facts)
+
+
+def _load_cached(folder: Path, facts: dict[str, Any]) -> Tokenizer:
+    """Load a tokenizer from the cache. Raise a UserError if it is damaged, or not the one that `facts` describe."""
+    file = folder / "tokenizer.json"
+    remedy = f"remove {shlex.quote(str(folder))} and prepare the corpus again"
+    saved = read_sealed(file, remedy, since="tokenizer_hash")
+    if any(saved.get(name) != fact for name, fact in facts.items()):
+        raise mismatch(file, remedy)
+    return Tokenizer.load(folder / "tokenizer.model", expected_hash=saved.get("tokenizer_hash"), remedy=remedy)
 
 
 class _Sample:
@@ -169,13 +202,18 @@ class _Sample:
                     if self._is_sampled(encoded):
                         self.bytes += len(encoded)
                         self.progress.update(self.bytes, f"{self.bytes / 1e6:.0f} MB read")
-                        yield from text.split("\n")
+                        yield from LONG_WORDS.sub(_cut_word, text).split("\n")
         except BaseException as error:
             self.error = error
             raise
 
     def _is_sampled(self, encoded: bytes) -> bool:
         return self.share >= 1.0 or place_of(encoded, b"sample") < self.share
+
+
+def _cut_word(match: re.Match[str]) -> str:
+    word = match[0]
+    return "\n".join(word[start : start + MAX_WORD] for start in range(0, len(word), MAX_WORD))
 
 
 def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
@@ -187,14 +225,17 @@ def _train(sample: _Sample, config: TokenizerConfig, corpus: str) -> bytes:
     except RuntimeError as error:
         if sample.error is not None:
             raise sample.error from None
-        reason = str(error).strip().splitlines()[-1]
-        limit = re.search(r"<= (\d+)", reason)
-        needed = re.search(r"required_chars\. \d+ vs (\d+)", reason)
-        advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}" if limit else reason
+        limit = re.search(r"to a value <= (\d+)", str(error))
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
         if needed:
-            advice = (
-                f"its characters require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
-            )
+            what = "its characters and all bytes" if config.lossless else "its characters"
+            advice = f"{what} require at least {needed[1]} pieces; set --data.tokenizer.vocab-size to that or more"
+        elif limit and int(limit[1]) >= MIN_VOCAB:
+            advice = f"set --data.tokenizer.vocab-size to at most {limit[1]}"
+        else:  # SentencePiece names lines of its source here
+            raise UserError(
+                f"corpus '{corpus}': its train split has too little text for a tokenizer; add text to it"
+            ) from None
         raise UserError(
             f"corpus '{corpus}' does not support a vocabulary of {config.vocab_size:,} pieces: {advice}"
         ) from None
