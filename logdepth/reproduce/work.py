@@ -107,6 +107,8 @@ class _Work:
     def prepare(self) -> None:
         """Check everything that can be checked before training starts."""
         _refuse_unwritable(self.out)
+        results = self.out / "results"
+        done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
         self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
         self.prepared: dict[tuple[str, int], Prepared] = {}
         new: dict[tuple[DataConfig, TrainConfig], Prepared] = {}  # seeds and rows share text, which is read once
@@ -122,8 +124,6 @@ class _Work:
                 prepared = new.get(kind) or new.setdefault(kind, checked_and_prepared(config, self.data_dir))
             self.prepared[row, config.seed] = prepared
         texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
-        results = self.out / "results"
-        done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
         refuse_other_text({name: run.data for name, run in done.items()} | texts, self.out)
         self.others = self._other_texts()
         for (file, run), (name, store) in itertools.product(done.items(), self.others.items()):
