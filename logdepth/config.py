@@ -4,6 +4,7 @@ If a field can hold one of several dataclasses, the class name is stored under "
 """
 
 import dataclasses
+import sys
 import types
 import typing
 from pathlib import Path
@@ -13,6 +14,8 @@ from logdepth.errors import UserError, did_you_mean
 
 Config = TypeVar("Config")
 KIND = "kind"
+MAX_SHOWN = 200
+"""Maximum characters of a wrong value that a message shows."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[Config], saved: Any, where: str = "config") -> Config:
     """Create a config from the output of `to_dict`. Missing fields get their defaults; unknown fields are errors."""
     if not isinstance(saved, dict):
-        raise UserError(f"{where}: expected a mapping of fields of {cls.__name__}; got {saved!r}")
+        raise UserError(f"{where}: expected a mapping of fields of {cls.__name__}; got {_shown(saved)}")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in saved:
@@ -47,6 +50,12 @@ def flattened(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in nested.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
+
+
+def _shown(value: Any) -> str:
+    """Return a value as messages show it: not longer than a line."""
+    shown = repr(value)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
 
 
 def _has_no_default(field: "dataclasses.Field[Any]") -> bool:
@@ -75,7 +84,7 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(saved: dict[str, Any], changes: Any, where: str) -> dict[str, Any]:
     if not isinstance(changes, dict):
-        raise UserError(f"{where}: expected a mapping of fields; got {changes!r}")
+        raise UserError(f"{where}: expected a mapping of fields; got {_shown(changes)}")
     if KIND in changes and changes[KIND] != saved.get(KIND):
         return changes
     merged = dict(saved)
@@ -122,7 +131,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
             return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if option is float and _is_number(value):
             return float(value)
         if option is int and isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -130,7 +139,13 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
             return Path(value)
         if option in (str, bool) and isinstance(value, option):
             return value
-    raise UserError(f"{where}: expected {_described(options)}; got {value!r}")
+    raise UserError(f"{where}: expected {_described(options)}; got {_shown(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a float, or an integer that is small enough to become one."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (is_integer and abs(value) <= sys.float_info.max)
 
 
 def _decode_dataclass(kinds: dict[str, type], value: Any, where: str) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from logdepth.atomic import read_json
 from logdepth.blocks import AttentionConfig, MLPConfig, ScanConfig
+from logdepth.checksums import CHECKSUM, unseal
 from logdepth.config import override
 from logdepth.data import CORPORA, DataConfig, TokenizerConfig
 from logdepth.errors import UserError, did_you_mean
@@ -176,11 +177,14 @@ def changes_in(file: Path) -> dict[str, Any]:
     """Read a file for --config.
 
     The file may be a sweep's best.json or sweep.json, a run's config.json, a result file, or a file with fields of a
-    run's config. For a sweep.json, the changes of its best trial are returned.
+    run's config. For a sweep.json, the changes of its best trial are returned. A checksum is verified if there is one.
     """
-    saved: Any = read_json(file)
-    if not isinstance(saved, dict):
-        raise UserError(f"{file}: expected a mapping of fields of a run's config; got a {type(saved).__name__}")
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: expected a mapping of fields of a run's config; got a {type(content).__name__}")
+    saved: dict[str, Any] = content
+    if CHECKSUM in saved:
+        saved = unseal(saved, file, f'make it again, or, to use your edits, remove its "{CHECKSUM}" line')
     if not saved.keys() & {"best", "best_config", "trials", "space"}:
         return saved
     if not isinstance(saved.get("recipe"), str) or not {"best", "best_config"} <= saved.keys():

@@ -1,26 +1,54 @@
 """Result files: one JSON file per run with its measurements, and one per device with the times of all models.
 
 All tables and figures are made from these files. Studies are merged by copying their files into one folder. On the
-same machine a run always produces the same file except `made`, even if it is interrupted and resumed.
+same machine a run always produces the same file except `made` and the checksum, even if it is interrupted and resumed.
+
+A file has a checksum. Numbers that follow from others, such as a perplexity from a loss, are verified as well, so that
+a wrong one is found also in files of older versions, which have no checksum.
 """
 
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from logdepth.atomic import read_json, write_text
-from logdepth.config import from_dict, to_dict
+from logdepth.checksums import CHECKSUM, seal, unseal
+from logdepth.config import flattened, from_dict, to_dict
 from logdepth.data import Prepared, StoreInfo
 from logdepth.errors import UserError
-from logdepth.evaluate import Evaluation
+from logdepth.evaluate import Evaluation, perplexity
+from logdepth.models import num_parameters
 from logdepth.runs import RunConfig, decisive
 from logdepth.timing import Timing, What
 
 VERSION = 1
+REMEDY = "remove it and run the `logdepth reproduce` command that made it again"
+TOLERANCE = 1e-9
+"""Largest relative error of a derived number: functions such as exp differ in their last bits between machines."""
+ROUNDING = 0.5e-6
+"""Largest error of the losses in curves and by position, which are rounded to six digits."""
+NEWER_FIELDS = {
+    *(f"train.{name}" for name in ("optimizer", "muon_learning_rate", "muon_momentum", "schedule", "decay_fraction")),
+    "train.shift_windows",
+}
+"""Fields of a config that files without checksums may lack, because they are older than these fields."""
+
+
+def verify(name: str, found: float, expected: float, tolerance: float = TOLERANCE) -> None:
+    """Raise a ValueError unless a number is what the numbers that it follows from give."""
+    if found != expected and not math.isclose(found, expected, rel_tol=tolerance):
+        raise ValueError(f"{name} is {found}, but the other numbers give {expected}")
+
+
+def _require_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number; got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +62,24 @@ class SplitFacts:
     bytes: int
     documents: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "unknown", "words", "line_ends", "bytes", "documents"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise ValueError(f"{name} must be from 0 to below 2^63; got {getattr(self, name)}")
+
+    def verify(self, test: "Sequence[Measured]") -> None:
+        """Raise a ValueError if evaluations do not fit the counts of this split, which they measured."""
+        for number, one in enumerate(test):
+            where = f"test[{number}]"
+            verify(f"{where}.tokens", one.tokens, self.tokens - 1)  # every token but the first is predicted
+            if self.bytes < 1 or self.words + self.line_ends < 1:
+                raise ValueError("the evaluated split has no words or no bytes")
+            words = perplexity(one.nats / (self.words + self.line_ends))
+            verify(f"{where}.word_perplexity", one.word_perplexity, words)
+            verify(f"{where}.bits_per_byte", one.bits_per_byte, one.nats / math.log(2) / self.bytes)
+        if [one.context for one in test] != sorted({one.context for one in test}):
+            raise ValueError("the contexts in test must be ascending")
 
     @classmethod
     def of(cls, info: StoreInfo) -> "SplitFacts":
@@ -86,6 +132,15 @@ class Measured:
     word_perplexity: float
     bits_per_byte: float
 
+    def __post_init__(self) -> None:
+        if not (1 <= self.context < 2**63 and 1 <= self.tokens < 2**63 and 0 <= self.nats < math.inf):
+            raise ValueError(
+                "context and tokens must be at least 1, and nats a finite number from 0; got "
+                f"{self.context}, {self.tokens} and {self.nats}"
+            )
+        verify("loss", self.loss, self.nats / self.tokens)
+        verify("token_perplexity", self.token_perplexity, perplexity(self.loss))
+
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Measured":
         """Create the record of an evaluation."""
@@ -109,6 +164,9 @@ class OtherText:
     test: tuple[Measured, ...]
     """Evaluations by ascending context length."""
 
+    def __post_init__(self) -> None:
+        self.text.verify(self.test)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PositionLoss:
@@ -117,6 +175,18 @@ class PositionLoss:
     context: int
     nats: tuple[float | None, ...]
     tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if [one is not None for one in self.nats] != [count > 0 for count in self.tokens]:
+            raise ValueError("nats must have a number for each position at which tokens were predicted, else null")
+
+    def verify(self, whole: Measured) -> None:
+        """Raise a ValueError if the positions do not add up to the evaluation at this context length."""
+        verify("the number of positions", len(self.tokens), min(self.context, whole.tokens))
+        verify("the sum of positions.tokens", sum(self.tokens), whole.tokens)
+        nats = math.fsum(loss * count for loss, count in zip(self.nats, self.tokens, strict=True) if loss is not None)
+        if not abs(nats - whole.nats) <= (ROUNDING + TOLERANCE * whole.loss) * whole.tokens:
+            raise ValueError(f"positions.nats add up to {nats}, but the evaluation at this length has {whole.nats}")
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "PositionLoss":
@@ -131,6 +201,9 @@ class CurvePoint:
 
     step: int
     loss: float
+
+    def __post_init__(self) -> None:
+        _require_finite("loss", self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +223,10 @@ class Made:
     training_seconds: float
     tokens_per_second: float | None
     """Median training speed over the run's metrics."""
+
+    def __post_init__(self) -> None:
+        _require_finite("training_seconds", self.training_seconds)
+        _require_finite("tokens_per_second", self.tokens_per_second or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +262,28 @@ class RunResult:
             raise ValueError(f"data.splits has no {min(missing)}")
         if "device" not in self.environment:
             raise ValueError("environment has no device")
+        _verify_names(self.recipe, self.row, self.config.data.corpus)
+        if self.data.corpus != self.config.data.corpus:
+            raise ValueError(f"data.corpus is '{self.data.corpus}', but config has '{self.config.data.corpus}'")
+        self.data.splits["test"].verify(self.test)
+        whole = self.at(self.positions.context)
+        if whole is None:
+            raise ValueError(f"positions.context is {self.positions.context}, at which test has no evaluation")
+        self.positions.verify(whole)
+        self._verify_curves()
+
+    def _verify_curves(self) -> None:
+        losses = {point.step: point.loss for point in self.valid_curve}
+        for name, curve in (("train_curve", self.train_curve), ("valid_curve", self.valid_curve)):
+            if [point.step for point in curve] != sorted({point.step for point in curve}):
+                raise ValueError(f"the steps of {name} must be ascending")
+        if self.best_step not in losses:
+            raise ValueError(f"best_step is {self.best_step}, which is no step of valid_curve")
+        verify("steps", self.steps, max(losses))
+        lowest = min(losses.values())
+        verify("the loss of valid_curve at best_step", losses[self.best_step], lowest)
+        if not abs(self.valid_loss - lowest) <= ROUNDING + TOLERANCE:
+            raise ValueError(f"valid_loss is {self.valid_loss}, but the lowest loss of valid_curve is {lowest}")
 
     def at(self, context: int) -> Measured | None:
         """Return the evaluation at a context length; None if there is none."""
@@ -204,6 +303,18 @@ class ModelTimings:
     row: str
     parameters: int
     timings: tuple[Timing, ...]
+
+    def __post_init__(self) -> None:
+        for number, one in enumerate(self.timings):
+            where = f"timings[{number}]"
+            if not 0 < one.fastest <= one.lower_quartile <= one.milliseconds <= one.upper_quartile < math.inf:
+                raise ValueError(
+                    f"the times of {where} must be above 0 and in the order fastest, lower_quartile, milliseconds "
+                    f"(the median), upper_quartile; got {one.fastest}, {one.lower_quartile}, {one.milliseconds}, "
+                    f"{one.upper_quartile}"
+                )
+            speed = one.batch_size * one.context / (one.milliseconds / 1e3)
+            verify(f"{where}.tokens_per_second", one.tokens_per_second, speed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +339,13 @@ class TimingResult:
             raise ValueError("models must contain timings of each model at the same lengths")
         if "device" not in self.environment:
             raise ValueError("environment has no device")
+        for model in self.models:
+            _verify_names(model.recipe, model.row, self.corpus)
+
+
+def _verify_names(recipe: str, row: str, corpus: str) -> None:
+    if recipe != f"{corpus}-{row}":
+        raise ValueError(f"row is '{row}' and the corpus '{corpus}', but recipe is '{recipe}'")
 
 
 class Results(NamedTuple):
@@ -243,19 +361,31 @@ SCHEMAS: dict[str, type[RunResult | TimingResult]] = {"logdepth.run": RunResult,
 def write_result(path: Path, result: RunResult | TimingResult) -> None:
     """Write a result file with one line per field, which is compact and still gives readable diffs."""
     schema = next(name for name, kind in SCHEMAS.items() if isinstance(result, kind))
-    fields = {"schema": schema, "version": VERSION} | to_dict(result)
+    fields = seal({"schema": schema, "version": VERSION} | to_dict(result))
     lines = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read_result(path: Path) -> RunResult | TimingResult:
-    """Read a result file strictly. Any deviation from the schema is a UserError that names the file."""
+    """Read a result file strictly. Damage and any deviation from the schema are UserErrors that name the file."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a file; move it to another folder")
     try:
         saved = read_json(path)
     except UserError as error:
-        raise UserError(f"{error}; remove it and run the `logdepth reproduce` command that made it again") from None
+        raise UserError(f"{error}; {REMEDY}") from None
+    try:
+        return _decoded(saved, path)
+    except RecursionError:
+        raise UserError(f"{path} is damaged (its brackets are nested too deeply); {REMEDY}") from None
+
+
+def _decoded(saved: Any, path: Path) -> RunResult | TimingResult:
+    is_sealed = isinstance(saved, dict) and CHECKSUM in saved
+    if is_sealed:
+        saved = unseal(saved, path, REMEDY)
     schema = saved.get("schema") if isinstance(saved, dict) else None
-    if schema not in SCHEMAS:
+    if not isinstance(schema, str) or schema not in SCHEMAS:
         raise UserError(f"{path} is not a result file of logdepth: its schema is {schema!r}; move it to another folder")
     if saved.get("version") != VERSION:
         raise UserError(
@@ -264,9 +394,31 @@ def read_result(path: Path) -> RunResult | TimingResult:
         )
     fields = {name: value for name, value in saved.items() if name not in ("schema", "version")}
     try:
-        return from_dict(SCHEMAS[schema], fields, str(path))
+        result = from_dict(SCHEMAS[schema], fields, str(path))
+        if not is_sealed:
+            unseal(saved, path, REMEDY)  # says that there is no checksum
+            _verify_unsealed(result, fields, str(path))
     except UserError as error:
-        raise UserError(f"{error}; the file is damaged or was edited: remove it and make it again") from None
+        raise UserError(f"{error}; the file is damaged or was edited: {REMEDY}") from None
+    return result
+
+
+def _verify_unsealed(result: RunResult | TimingResult, saved: dict[str, Any], where: str) -> None:
+    """Raise a UserError if a file without a checksum lacks fields of its config, or has a config of another size.
+
+    Missing fields would get today's defaults without a word.
+    """
+    if isinstance(result, RunResult):
+        absent = flattened(to_dict(result.config)).keys() - flattened(saved["config"]).keys() - NEWER_FIELDS
+        if absent:
+            raise UserError(f"{where}.config: the field '{min(absent)}' is missing")
+        try:
+            with torch.device("meta"):
+                parameters = num_parameters(result.config.model.build(result.data.vocab_size))
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"{where}.config.model cannot be built ({str(error).splitlines()[0]})") from None
+        if result.parameters != parameters:
+            raise UserError(f"{where}: parameters is {result.parameters}, but config gives {parameters}")
 
 
 def read_results(folder: Path) -> Results:

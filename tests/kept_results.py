@@ -13,47 +13,54 @@ from logdepth.results import RunResult, TimingResult, write_result
 from tests.small_models import SMALL_MODELS, VOCAB
 from tests.test_associativity import TOKENS
 from tests.tiny_corpus import store_of
-from tests.tiny_study import made_up_run, made_up_times
+from tests.tiny_study import made_up_run, made_up_times, made_up_timing, measured, positions_of
 
 MODELS = ("ar-grc", "ar-mlp-ldru", "transformer-alibi", "transformer-sinusoidal")
+TOKENS_OF_A_TEXT = 10**9
 
 
 def a_run(study: str, row: str, seed: int, perplexity: float = 20.0) -> RunResult:
-    """Return a made-up run: perplexity at 2,976 tokens is half that at 512, except with sinusoidal positions."""
+    """Return a made-up run: perplexity at 2,976 tokens is half that at 512, except with sinusoidal positions.
+
+    Its text has as many words and bytes as give a word perplexity of four times the perplexity, and bits per byte of a
+    twentieth of it.
+    """
     corpus = study.split("-")[0]
     run = made_up_run(row, seed, perplexity)
     config = dataclasses.replace(RECIPES[f"{corpus}-{row}"](), seed=seed)
     beyond = 3.0 if row == "transformer-sinusoidal" else 0.5
-    measured = [
-        dataclasses.replace(
-            run.test[0],
-            context=context,
-            token_perplexity=perplexity * (beyond if context == 2976 else 1),
-            word_perplexity=4 * perplexity,
-            bits_per_byte=perplexity / 20,
-        )
-        for context in sorted({*range(32, 2977, 128), 512})
-    ]
+    nats = (TOKENS_OF_A_TEXT - 1) * math.log(perplexity)
+    text = dataclasses.replace(
+        run.data.splits["test"],
+        tokens=TOKENS_OF_A_TEXT,
+        words=round(nats / math.log(4 * perplexity)),
+        line_ends=0,
+        bytes=round(nats / math.log(2) / (perplexity / 20)),
+    )
+    contexts = sorted({*range(32, 2977, 128), 512})
+    test = [measured(context, perplexity * (beyond if context == 2976 else 1), text) for context in contexts]
     return dataclasses.replace(
         run,
         recipe=f"{corpus}-{row}",
         config=config,
         parameters=parameters_of(config),
-        data=dataclasses.replace(run.data, corpus=corpus),
-        test=tuple(measured),
+        data=dataclasses.replace(run.data, corpus=corpus, splits=run.data.splits | {"test": text}),
+        test=tuple(test),
+        positions=positions_of(test[-1]),
     )
 
 
 def a_timing(study: str) -> TimingResult:
-    times = made_up_times(*MODELS)
+    corpus, times = study.split("-")[0], made_up_times(*MODELS)
     models = [
         dataclasses.replace(
             model,
-            timings=tuple(dataclasses.replace(model.timings[0], context=context) for context in range(32, 2977, 128)),
+            recipe=f"{corpus}-{model.row}",
+            timings=tuple(made_up_timing(context) for context in range(32, 2977, 128)),
         )
         for model in times.models
     ]
-    return dataclasses.replace(times, corpus=study.split("-")[0], models=tuple(models), compiled=True)
+    return dataclasses.replace(times, corpus=corpus, models=tuple(models), compiled=True)
 
 
 def add_study(folder: Path, seeds: int = 3, models: tuple[str, ...] = MODELS, **perplexities: float) -> None:

@@ -28,6 +28,7 @@ from logdepth.associativity import (
 )
 from logdepth.associativity.trees import with_tree
 from logdepth.blocks import PaperLayer
+from logdepth.checksums import unseal
 from logdepth.cli import main
 from logdepth.errors import UserError
 from logdepth.evaluate import evaluate
@@ -243,7 +244,8 @@ def test_the_verb_prints_tables_and_writes_files(
     assert "offset 16" not in said  # it would be the scan
     names = {"associativity.json", "associativity.svg", "associativity.png"}
     assert {file.name for file in (run / "associativity").iterdir()} == names
-    record = json.loads((run / "associativity" / "associativity.json").read_text())
+    file = run / "associativity" / "associativity.json"
+    record = unseal(json.loads(file.read_text()), file, "make it again", required=True)
     assert record["model"]["kind"] == "ScanLMConfig"
     assert (record["run"], record["step"], record["weights"]) == (str(run), 6, "best")
     assert "torch" in record["environment"]

@@ -137,7 +137,7 @@ import logdepth.reproduce.study as study
 from logdepth.atomic import alone
 from logdepth.cli import main
 from logdepth.config import to_dict
-study.PAPER_CONTEXTS, study.TIME_TOKENS = {CONTEXTS}, {TIME_TOKENS}
+study.TEXT_CONTEXTS, study.TIME_TOKENS = {CONTEXTS}, {TIME_TOKENS}
 sys.exit(main(sys.argv[1:]))
 """
 

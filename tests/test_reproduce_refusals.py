@@ -27,7 +27,7 @@ def test_what_does_not_fit_is_refused(
     assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")
     assert "ptb.train.txt" in error_of(capsys, "ptb", "--out", str(tmp_path / "ptb"), "--data-dir", str(tmp_path))
     assert not (tmp_path / "ptb").exists(), "nothing was begun"
-    assert "the corpus 'text' needs files or folders: give --config FILE" in error_of(capsys, "text")
+    assert "needs files or folders of text: give them, for example --data.paths my.txt" in error_of(capsys, "text")
     file = tmp_path / "file"
     file.write_text("")
     assert f"{file} is a file; choose another --out" in error_of(capsys, "text", *flags, "--out", str(file))

@@ -1,5 +1,6 @@
 """The results pages as a whole, from made-up files, and whether the pages in docs/ match the files in results/."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import draw_results
+from logdepth.atomic import read_json
+from logdepth.checksums import seal, unseal
 from logdepth.drawing import source_of
 from logdepth.errors import UserError
 from logdepth.results import write_result
@@ -43,6 +46,13 @@ def test_pages_readme_and_figures_match_the_results() -> None:
     planned = {figure_file(name): plan.source for name, plan in draw_results.plans(kept).items()}
     drawn = {path.name: source_of(path) for path in (ROOT / "docs" / "figures").glob("results-*.svg")}
     assert drawn == planned, "run: make results"
+
+
+def test_all_kept_files_have_checksums() -> None:
+    files = sorted((ROOT / "results").glob("*/**/*.json"))
+    assert len(files) > 90
+    for path in files:
+        unseal(read_json(path), path, "restore it", required=True)
 
 
 def pages_in(docs: Path) -> list[str]:
@@ -163,6 +173,13 @@ def test_a_readme_without_markers_is_an_error(tmp_path: Path) -> None:
     add_study(tmp_path / "results" / "ptb", seeds=1)
     (tmp_path / "README.md").write_text(END + BEGIN)
     assert_nothing_is_written(tmp_path, "results", tmp_path / "README.md", "the README has no place for the table")
+
+
+def test_an_edited_sweep_is_a_one_line_error(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "sweeps" / "ptb" / "a.json"
+    add_sweep(path)
+    path.write_text(json.dumps(seal(json.loads(path.read_text()))).replace('"loss": 3.25', '"loss": 3.15'))
+    assert_nothing_is_written(tmp_path, "results", ROOT / "README.md", "a.json does not match its checksum")
 
 
 def assert_nothing_is_written(folder: Path, results: str, readme: Path, words: str) -> None:

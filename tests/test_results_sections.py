@@ -21,7 +21,7 @@ from results_page.origins import associativity_origins, origins, sweep_origins
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
 from tests.kept_results import a_run, add_associativity, add_study, add_sweep, an_associativity
-from tests.tiny_study import made_up_run, made_up_times
+from tests.tiny_study import made_up_run, made_up_times, positions_of
 
 
 def test_the_headline(tmp_path: Path) -> None:
@@ -62,7 +62,8 @@ def test_a_shared_caveat_is_listed_once(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_has_no_number(tmp_path: Path) -> None:
     run = a_run("ptb", "ar-grc", 0)
-    write_result(tmp_path / "ptb" / "a.json", dataclasses.replace(run, test=run.test[3:5]))
+    some = dataclasses.replace(run, test=run.test[3:5], positions=positions_of(run.test[4]))
+    write_result(tmp_path / "ptb" / "a.json", some)
     row = headline(read_kept(tmp_path)).splitlines()[2]
     assert " | 1.0000 | – | 1 | " in row
 

@@ -11,10 +11,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import logdepth.sweep.heartbeat as heartbeat
+from logdepth.atomic import write_json
+from logdepth.checksums import seal
 from logdepth.cli import main
 from logdepth.config import override, to_dict
 from logdepth.errors import UserError
-from logdepth.recipes import recipe
+from logdepth.recipes import changes_in, recipe
 from logdepth.runs import RunFolder
 from logdepth.sweep import Search, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
@@ -164,6 +166,27 @@ def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.Ca
         assert config == RunFolder(out / "trials" / f"{best['trial']:04d}").config()
         assert config.train.learning_rate == best["params"]["train.learning_rate"]
         assert min(line["valid_loss"] for line in measured(again) if line["kind"] == "valid") == best["loss"]
+
+
+@pytest.mark.parametrize("name", ["best.json", "sweep.json"])
+def test_an_edited_record_is_used_only_without_its_checksum(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"recipe": RECIPE, "best": {"loss": 3.0}, "best_config": {"train": {"epochs": 3}}, "trials": []}
+    file = tmp_path / name
+    content = record if name == "sweep.json" else {"recipe": RECIPE, "config": record["best_config"]}
+    write_json(file, seal(content))
+    assert changes_in(file) == {"recipe": RECIPE, "config": {"train": {"epochs": 3}}}
+    file.write_text(file.read_text().replace('"epochs": 3', '"epochs": 4'))
+    for command in (["train"], ["sweep", RECIPE], ["reproduce", "pydocs"]):
+        assert refused(capsys, *command, "--config", str(file)) == (
+            f"logdepth {command[0]}: {file} does not match its checksum: it is damaged, or was edited after it was "
+            'written; make it again, or, to use your edits, remove its "sha256" line'
+        )
+    *lines, last, end = file.read_text().splitlines()
+    assert '"sha256": ' in last
+    file.write_text("\n".join(lines).removesuffix(",") + "\n" + end)
+    assert changes_in(file)["config"] == {"train": {"epochs": 4}}
 
 
 def test_a_sweep_without_a_best_is_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import tyro
 from logdepth import drawing
 from logdepth.associativity import Associativity, Distance, Untrained, draw, study
 from logdepth.atomic import readable_disk_errors, write_json
+from logdepth.checksums import seal
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.config import to_dict
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         "environment": environment(device),
         "command": typed_command(),
     }
-    record = found.as_dict() | facts
+    record = seal(found.as_dict() | facts)
     write_json(out / "associativity.json", record)
     draw(found, out / "associativity")
     if command.json:

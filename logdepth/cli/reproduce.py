@@ -1,5 +1,6 @@
 """`logdepth reproduce`: run the paper's experiment on a corpus, completely or in parts."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
@@ -18,6 +20,19 @@ from logdepth.training import Interrupted
 
 UNFINISHED = 3
 """Exit code if work remains or has failed."""
+
+
+Integers = Annotated[
+    tuple[int, ...],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[INT [INT ...]]",
+        instance_from_str=lambda words: tuple(int(one) for word in words for one in word.split(",") if one),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda values: [str(value) for value in values],
+    ),
+]
+"""Integers that are separated by blanks or commas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +48,15 @@ class ReproduceCommand:
     models: tuple[str, ...] = ()
     """Models to train, such as ar-grc, ar-mlp-ldru or transformer-alibi; by default all."""
     seeds: tuple[int, ...] = ()
-    """Seeds of each model; by default 0 for pydocs, and 0 1 2 for the other corpora."""
+    """Seeds of each model; by default 0 for pydocs and text, and 0 1 2 for the other corpora."""
+    contexts: Integers = ()
+    """Context lengths to evaluate at, besides the training length, such as 32 128 or 32,128; by default those of the
+    paper, and fewer for pydocs and text."""
+    paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="data.paths")] = ()
+    """Files or folders of your own text, for the corpus text."""
     budget: float | None = None
-    """Minutes after which to save and stop with exit code 3; by default unlimited. The same command resumes."""
+    """Minutes after which to save and stop with exit code 3; by default unlimited. The same command resumes. A
+    measurement at one context length is completed first."""
     config: tuple[Path, ...] = ()
     """JSON files with changes to configs. A file that names a recipe, such as a sweep's best.json, changes only that
     recipe; any other file changes all."""
@@ -60,12 +81,16 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(ReproduceCommand, arguments, "reproduce")
     if command.budget is not None and not command.budget > 0:
         raise UserError(f"--budget must be above 0 minutes; got {command.budget:g}")
+    if "--data.paths" in arguments and not command.paths:
+        raise UserError("--data.paths has no value; give at least one file or folder, or remove the flag")
     out = command.out or Path("studies") / command.corpus
     study = study_of(
         command.corpus,
         command.models,
         command.seeds,
         command.config,
+        contexts=command.contexts,
+        paths=command.paths,
         others=command.others,
         accelerate=command.accelerate,
         compiled=command.compile,
@@ -73,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     if not can_draw():
         print(
             "matplotlib is not installed, so only tables will be written; install it with pip install '.[report]' and "
-            f"run `logdepth report {out}` for figures",
+            f"run `{shlex.join(['logdepth', 'report', str(out)])}` for figures",
             file=sys.stderr,
         )
     try:

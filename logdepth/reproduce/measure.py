@@ -1,15 +1,25 @@
-"""Evaluate a finished run for its result file, and time all models of a study together."""
+"""Evaluate a finished run for its result file, and time all models of a study together.
+
+Each evaluation is kept in the run's folder as soon as it is made, so that an interrupted study does not repeat it.
+"""
 
 import datetime
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from logdepth.acceleration import compile_model
+from logdepth.atomic import read_json, write_json
+from logdepth.checksums import seal, unseal
+from logdepth.config import from_dict, to_dict
 from logdepth.data import CORPORA, Prepared, TokenStore
 from logdepth.data.cache import cache_key
+from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
 from logdepth.models import num_parameters
@@ -28,15 +38,58 @@ from logdepth.results import (
     TimingResult,
     slug,
 )
-from logdepth.runs import LoadedRun, RunFolder
+from logdepth.runs import LoadedRun, RunConfig, RunFolder
 from logdepth.runs.environment import environment, typed_command
-from logdepth.timing import Timing, time_model
-from logdepth.training import TrainState, repeatable
+from logdepth.timing import time_model
+from logdepth.training import DivergedError, TrainState, repeatable
 
 SAMPLING = SamplingConfig(max_tokens=120, temperature=0.8, top_p=0.95)
 TIME_REPEATS, TIME_WARMUPS = 5, 1
 CPU_TOKENS, CPU_LOGITS = 8_192, 2**28
 """Maximum tokens and logits of a batch that is timed on a CPU."""
+PASSES_OF_A_STEP = 3
+"""A training step of a token takes about as long as this many forward passes."""
+ESTIMATE_TOKENS = 256
+"""Maximum tokens of the batch from which the duration of a study is estimated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What has been measured of a run so far. It is kept in the run's folder until the result file is written."""
+
+    step: int
+    """The step of the weights that are measured."""
+    test: tuple[Measured, ...] = ()
+    positions: PositionLoss | None = None
+    others: tuple[OtherText, ...] = ()
+
+    @classmethod
+    def kept(cls, folder: RunFolder, step: int) -> "Measurements":
+        """Return the measurements of the weights of this step that are kept in a run's folder."""
+        path = measurements_file(folder)
+        if not path.is_file():
+            return cls(step=step)
+        remedy = "remove it to measure the run again"
+        saved = read_json(path)
+        if not isinstance(saved, dict):
+            raise UserError(f"{path} is damaged; {remedy}")
+        found = from_dict(cls, unseal(saved, path, remedy, required=True), str(path))
+        return found if found.step == step else cls(step=step)
+
+    def keep(self, folder: RunFolder) -> None:
+        """Write the measurements to a run's folder."""
+        write_json(measurements_file(folder), seal(to_dict(self)))
+
+    def with_test(self, evaluation: Evaluation, *, positions: bool) -> "Measurements":
+        """Return the measurements with one more evaluation of the test split."""
+        kept = (one for one in self.test if one.context != evaluation.context)
+        test = sorted((*kept, Measured.of(evaluation)), key=lambda one: one.context)
+        return replace(self, test=tuple(test), positions=PositionLoss.of(evaluation) if positions else self.positions)
+
+
+def measurements_file(folder: RunFolder) -> Path:
+    """Return the path of the measurements of a run that is not completely measured."""
+    return folder.path / "measurements.json"
 
 
 def measure_run(
@@ -48,22 +101,22 @@ def measure_run(
     others: Mapping[str, TokenStore],
     device: torch.device,
     on_progress: Callable[[float], None],
+    check_budget: Callable[[], None],
 ) -> RunResult:
     """Evaluate a run's best weights at all lengths and on `others`, and generate samples from them.
 
-    `on_progress` receives the completed fraction.
+    `on_progress` receives the completed fraction. `check_budget` is called between evaluations and may raise.
     """
-    loaded = folder.load("best", device)
-    accelerate = loaded.config.train.accelerate and device.type == "cuda"
-    with repeatable(device, loaded.config.train.deterministic):
-        evaluations = _evaluations(loaded, prepared.stores["test"], study.contexts, accelerate, on_progress)
-        ends = sorted({loaded.config.train.context, study.contexts[-1]})
-        on_others = {
-            name: _evaluations(loaded, store, ends, accelerate, lambda _: None) for name, store in others.items()
-        }
-        samples = _samples(loaded, study.prompt)
     assert state.best_step is not None
     assert state.finished is not None
+    loaded = folder.load("best", device)
+    with repeatable(device, loaded.config.train.deterministic):
+        measured = kept = Measurements.kept(folder, state.best_step)
+        for measured in _completed(kept, study, loaded, prepared.stores["test"], others, on_progress):
+            measured.keep(folder)
+            check_budget()
+        samples = _samples(loaded, study.prompt)
+    assert measured.positions is not None
     metrics = folder.read_metrics()
     speeds = [line["tokens_per_second"] for line in metrics if line["kind"] == "train"]
     return RunResult(
@@ -77,15 +130,12 @@ def measure_run(
         best_step=state.best_step,
         finished=state.finished,
         valid_loss=state.best_loss,
-        test=tuple(Measured.of(one) for one in evaluations),
-        positions=PositionLoss.of(evaluations[-1]),
+        test=tuple(one for one in measured.test if one.context in study.contexts),
+        positions=measured.positions,
         train_curve=_curve(metrics, "train", "loss"),
         valid_curve=_curve(metrics, "valid", "valid_loss"),
         samples=samples,
-        others=tuple(
-            OtherText(name=name, text=SplitFacts.of(others[name].info), test=tuple(map(Measured.of, found)))
-            for name, found in on_others.items()
-        ),
+        others=tuple(one for name in others for one in measured.others if one.name == name),
         made=Made(
             command=typed_command(),
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -98,28 +148,28 @@ def measure_run(
 def measure_times(
     study: Study,
     rows: Sequence[str],
+    contexts: Sequence[int],
     device: torch.device,
-    on_progress: Callable[[float], None],
     *,
     accelerated: bool,
     compiled: bool,
-) -> TimingResult:
-    """Time every model at every length. Models alternate, so that a temporary slowdown affects all of them."""
+) -> Iterator[TimingResult]:
+    """Time every model at every length; yield the result of each length.
+
+    Models alternate, so that a temporary slowdown affects all of them.
+    """
     configs = [study.rows[row] for row in rows]
     vocab_size = max(config.data.tokenizer.vocab_size for config in configs)
     models = [config.model.build(vocab_size).to(device) for config in configs]
     precision = configs[0].train.precision
     for model in models if compiled else ():
         compile_model(model, any_length=True)
-    tokens = study.time_tokens
-    if device.type == "cpu":
-        tokens = min(tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
     alternating = zip(
         *(
             time_model(
                 model,
-                study.time_contexts,
-                batch_tokens=tokens,
+                contexts,
+                batch_tokens=timed_tokens(study, vocab_size, device),
                 precision=precision,
                 accelerate=accelerated,
                 repeats=TIME_REPEATS,
@@ -129,28 +179,42 @@ def measure_times(
         ),
         strict=True,
     )
-    found: list[Sequence[Timing]] = []
     for timings in alternating:
-        found.append(timings)
-        on_progress(len(found) / len(study.time_contexts))
-    return TimingResult(
-        corpus=study.corpus,
-        what="forward",
-        precision=precision,
-        environment=environment(device),
-        accelerated=accelerated,
-        compiled=compiled,
-        models=tuple(
-            ModelTimings(
-                recipe=study.recipe(row),
-                row=row,
-                parameters=num_parameters(model),
-                timings=tuple(timings[place] for timings in found),
-            )
-            for place, (row, model) in enumerate(zip(rows, models, strict=True))
-        ),
-        made=typed_command(),
+        yield TimingResult(
+            corpus=study.corpus,
+            what="forward",
+            precision=precision,
+            environment=environment(device),
+            accelerated=accelerated,
+            compiled=compiled,
+            models=tuple(
+                ModelTimings(recipe=study.recipe(row), row=row, parameters=num_parameters(model), timings=(timing,))
+                for row, model, timing in zip(rows, models, timings, strict=True)
+            ),
+            made=typed_command(),
+        )
+
+
+def timed_tokens(study: Study, vocab_size: int, device: torch.device) -> int:
+    """Return the number of tokens of a timed batch."""
+    if device.type == "cpu":
+        return min(study.time_tokens, CPU_TOKENS, CPU_LOGITS // vocab_size)
+    return study.time_tokens
+
+
+def seconds_per_token(config: RunConfig, vocab_size: int) -> float:
+    """Time a forward pass per token on the CPU, roughly: a third of a small training step of an untrained model."""
+    (timing,) = time_model(
+        config.model.build(vocab_size),
+        [min(config.train.context, ESTIMATE_TOKENS)],
+        batch_size=1,
+        what="train",
+        precision=config.train.precision,
+        accelerate=False,
+        repeats=1,
+        warmups=1,
     )
+    return 1 / timing.tokens_per_second / PASSES_OF_A_STEP
 
 
 def machine_slug(device: torch.device) -> str:
@@ -160,30 +224,54 @@ def machine_slug(device: torch.device) -> str:
     return f"{slug(str(facts['device']))}-{cache_key(relevant)[:6]}"
 
 
-def _evaluations(
+def _completed(
+    measured: Measurements,
+    study: Study,
     loaded: LoadedRun,
     test: TokenStore,
-    contexts: Sequence[int],
-    accelerate: bool,
+    others: Mapping[str, TokenStore],
     on_progress: Callable[[float], None],
-) -> list[Evaluation]:
+) -> Iterator[Measurements]:
+    """Make the evaluations that are missing, one by one; yield all measurements after each."""
+    last = study.contexts[-1]
+    at = {one.context for one in measured.test}
+    if measured.positions is None or measured.positions.context != last:
+        at.discard(last)
+    missing = [context for context in study.contexts if context not in at]
+    for number, context in enumerate(missing):
+
+        def report(tokens: int, number: int = number) -> None:
+            on_progress((number + tokens / len(test)) / len(missing))
+
+        evaluation = _evaluation(loaded, test, context, "the test split", report)
+        measured = measured.with_test(evaluation, positions=context == last)
+        yield measured
+    ends = sorted({loaded.config.train.context, last})
+    for name, store in others.items():
+        text, rest = SplitFacts.of(store.info), tuple(one for one in measured.others if one.name != name)
+        if any(one.text == text and [each.context for each in one.test] == ends for one in measured.others):
+            continue
+        evaluations = [_evaluation(loaded, store, context, f"'{name}'", lambda _: None) for context in ends]
+        other = OtherText(name=name, text=text, test=tuple(map(Measured.of, evaluations)))
+        measured = replace(measured, others=(*rest, other))
+        yield measured
+
+
+def _evaluation(
+    loaded: LoadedRun, store: TokenStore, context: int, what: str, on_progress: Callable[[int], None]
+) -> Evaluation:
     train = loaded.config.train
-    found = []
-    for number, context in enumerate(contexts):
-        done = number / len(contexts)
-        found.append(
-            evaluate(
-                loaded.model,
-                test,
-                context=context,
-                precision=train.precision,
-                reset_at_documents=train.reset_at_documents,
-                accelerate=accelerate,
-                on_progress=lambda tokens, done=done: on_progress(  # type: ignore[misc]
-                    done + tokens / len(test) / len(contexts)
-                ),
-            )
-        )
+    found = evaluate(
+        loaded.model,
+        store,
+        context=context,
+        precision=train.precision,
+        reset_at_documents=train.reset_at_documents,
+        accelerate=train.accelerate and next(loaded.model.parameters()).device.type == "cuda",
+        on_progress=on_progress,
+    )
+    if not math.isfinite(found.nats):
+        raise DivergedError(f"the loss on {what} at {context:,} tokens is {found.nats}; choose other --contexts")
     return found
 
 

@@ -16,8 +16,11 @@ from logdepth.training import with_absolute_paths
 SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
 SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SMALL_TIME_TOKENS, TIME_TOKENS = 4_096, 65_536
+TEXT_CONTEXTS = (32, 128, 512, 2048)
+"""Lengths of a study of your own text, which are few so that measuring does not take longer than training."""
+WITH_ONE_SEED = {"pydocs", "text"}
 PROMPTS = {"ptb": "the company said", "pydocs": "This function returns"}
-FLAG_OF_A_FIELD = re.compile(r"--((?:data|model|train)(?:\.[a-z-]+)+)")
+FLAG_OF_A_FIELD = re.compile(r"--(?!data\.paths)((?:data|model|train)(?:\.[a-z-]+)+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ def study_of(
     seeds: Sequence[int] = (),
     overrides: Sequence[Path] = (),
     *,
+    contexts: Sequence[int] = (),
+    paths: Sequence[Path] = (),
     others: Sequence[str] = (),
     accelerate: bool = True,
     compiled: bool = False,
@@ -66,8 +71,10 @@ def study_of(
     Args:
         corpus: name of the corpus.
         models: rows of the tables; by default all.
-        seeds: by default 0 for pydocs, and 0, 1, 2 for the other corpora.
+        seeds: by default 0 for pydocs and text, and 0, 1, 2 for the other corpora.
         overrides: JSON files with changes to configs.
+        contexts: context lengths to evaluate at, besides the training length; by default those of the corpus.
+        paths: files or folders of the corpus text.
         others: other text to evaluate on, each as NAME=PATH.
         accelerate: clear `TrainConfig.accelerate` for all models if False.
         compiled: set `TrainConfig.compile` for all models.
@@ -80,23 +87,32 @@ def study_of(
             raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different non-negative integers; got {' '.join(map(str, seeds))}")
+    if contexts and not (len(set(contexts)) == len(contexts) and 1 <= min(contexts) <= max(contexts) < 2**63):
+        raise UserError(f"--contexts must be different lengths of at least 1; got {' '.join(map(str, contexts))}")
+    if paths and corpus != "text":
+        raise UserError(f"corpus '{corpus}' takes no --data.paths; use them with `logdepth reproduce text`")
     asked = [row for row in rows if not models or row in models]
-    rows = {row: with_absolute_paths(config) for row, config in _overridden(corpus, rows, asked, overrides).items()}
+    rows = _overridden(corpus, rows, asked, overrides)
+    if paths:
+        rows = {row: replace(config, data=replace(config.data, paths=tuple(paths))) for row, config in rows.items()}
+    rows = {row: with_absolute_paths(config) for row, config in rows.items()}
     rows = {row: _with_acceleration(config, accelerate, compiled) for row, config in rows.items()}
     if corpus == "text" and not all(rows[row].data.paths for row in asked):
-        raise UserError(
-            'the corpus \'text\' needs files or folders: give --config FILE with {"data": {"paths": ["my.txt"]}}'
-        )
-    small = corpus == "pydocs"
+        raise UserError("the corpus 'text' needs files or folders of text: give them, for example --data.paths my.txt")
+    lengths, times, time_tokens = PAPER_CONTEXTS, PAPER_CONTEXTS, TIME_TOKENS
+    if corpus == "pydocs":
+        lengths, times, time_tokens = SMALL_CONTEXTS, SMALL_TIMES, SMALL_TIME_TOKENS
+    elif corpus == "text":
+        lengths = times = TEXT_CONTEXTS
     trained_at = {config.train.context for config in rows.values()}
     return Study(
         corpus=corpus,
         rows=rows,
         models=tuple(asked),
-        seeds=tuple(seeds) or ((0,) if small else (0, 1, 2)),
-        contexts=tuple(sorted({*(SMALL_CONTEXTS if small else PAPER_CONTEXTS), *trained_at})),
-        time_contexts=SMALL_TIMES if small else PAPER_CONTEXTS,
-        time_tokens=SMALL_TIME_TOKENS if small else TIME_TOKENS,
+        seeds=tuple(seeds) or ((0,) if corpus in WITH_ONE_SEED else (0, 1, 2)),
+        contexts=tuple(sorted({*(contexts or lengths), *trained_at})),
+        time_contexts=times,
+        time_tokens=time_tokens,
         prompt=PROMPTS.get(corpus, "The"),
         others=_named_paths(others),
     )

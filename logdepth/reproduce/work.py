@@ -2,7 +2,7 @@
 
 STUDY/runs/ROW-SEED/                the run's folder
 STUDY/results/RECIPE-SEED.json      written once the run is trained and evaluated, which completes the run
-STUDY/results/timing-MACHINE.json   times of all models, measured together
+STUDY/results/timing-MACHINE.json   times of all models, measured together; written after each length
 """
 
 import itertools
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,19 @@ import torch
 from logdepth.atomic import alone, readable_disk_errors
 from logdepth.data import DataConfig, Prepared, TokenStore, prepare_other
 from logdepth.errors import UserError
-from logdepth.progress import Part, Progress
+from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import parameters_of
-from logdepth.reproduce.measure import machine_slug, measure_run, measure_times
+from logdepth.reproduce.measure import (
+    PASSES_OF_A_STEP,
+    TIME_REPEATS,
+    TIME_WARMUPS,
+    machine_slug,
+    measure_run,
+    measure_times,
+    measurements_file,
+    seconds_per_token,
+    timed_tokens,
+)
 from logdepth.reproduce.study import Study, flags_as_fields
 from logdepth.results import (
     DataFacts,
@@ -32,16 +43,22 @@ from logdepth.results import (
     write_result,
 )
 from logdepth.runs import RunConfig, RunFolder, TrainConfig, decisive, device_named
+from logdepth.runs.environment import environment
 from logdepth.training import (
     DivergedError,
     Interrupted,
     Watch,
+    batches_of,
     checked_and_prepared,
     prepared_for,
     resume,
     train,
     use_threads,
 )
+
+TIMING = ("timing", 0)
+"""Stands for the timing of all models, as (row, seed) stands for a run."""
+MAX_LENGTHS_TO_PRINT = 8
 
 
 class StudyOutcome(NamedTuple):
@@ -107,6 +124,8 @@ class _Work:
     def prepare(self) -> None:
         """Check everything that can be checked before training starts."""
         _refuse_unwritable(self.out)
+        results = self.out / "results"
+        done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
         self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
         self.prepared: dict[tuple[str, int], Prepared] = {}
         new: dict[tuple[DataConfig, TrainConfig], Prepared] = {}  # seeds and rows share text, which is read once
@@ -122,8 +141,6 @@ class _Work:
                 prepared = new.get(kind) or new.setdefault(kind, checked_and_prepared(config, self.data_dir))
             self.prepared[row, config.seed] = prepared
         texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
-        results = self.out / "results"
-        done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
         refuse_other_text({name: run.data for name, run in done.items()} | texts, self.out)
         self.others = self._other_texts()
         for (file, run), (name, store) in itertools.product(done.items(), self.others.items()):
@@ -149,15 +166,16 @@ class _Work:
 
     def run(self) -> StudyOutcome:
         """Run all missing work."""
-        must_time = self.timed and self._must_time()
+        must_time = self.timed and bool(self._lengths_to_time())
         shares = self._shares(must_time)
         with Progress(f"{self.study.corpus} study", 100, unit="%", done=100 - sum(shares.values())) as self.progress:
             try:
                 for row, config in self.missing:
+                    self._check_budget()
                     self._run_one(row, config, shares[row, config.seed])
                 if must_time:
                     self._check_budget()
-                    self._time_models(shares["timing", 0])
+                    self._time_models(shares[TIMING])
             except BudgetSpentError:
                 self.progress.say("the budget is spent; run the same command again to continue")
                 return StudyOutcome(False, self.failed)
@@ -165,11 +183,10 @@ class _Work:
 
     def _run_one(self, row: str, config: RunConfig, share: float) -> None:
         """Train and evaluate one run. A run that cannot be trained is recorded, and the others continue."""
-        self._check_budget()
         label = f"{row} seed {config.seed}"
         folder = RunFolder(self._folder(row, config))
         prepared = self.prepared[row, config.seed]
-        training = share * self._training_fraction(config, prepared)
+        training = share * self._work_of(row, config).training_fraction
         watch = _StudyWatch(self.progress, label, training, self._is_spent)
         before = self.progress.done
         try:
@@ -177,6 +194,13 @@ class _Work:
                 state = resume(folder.path, self.data_dir, watch)
             else:
                 state = train(config, folder.path, self.data_dir, watch)
+            if self.progress.done == before:  # the run was already trained
+                self.progress.skip(before + training)
+            self.progress.update(before + training, label)
+            part = Part(self.progress, f"{label}, evaluating", 1, share - training)
+            result = measure_run(
+                self.study, row, folder, state, prepared, self.others, self.device, part.update, self._check_budget
+            )
         except Interrupted as stopped:
             if stopped.signal_number is None:
                 raise BudgetSpentError from None
@@ -186,12 +210,8 @@ class _Work:
             self.progress.say(self.failed[-1])
             self.progress.update(before + share)
             return
-        if self.progress.done == before:  # the run was already trained
-            self.progress.skip(before + training)
-        self.progress.update(before + training, label)
-        part = Part(self.progress, f"{label}, evaluating", 1, share - training)
-        result = measure_run(self.study, row, folder, state, prepared, self.others, self.device, part.update)
         write_result(self._file(row, config), result)
+        measurements_file(folder).unlink(missing_ok=True)
         part.update(1)
         main = result.main
         part.say(
@@ -199,41 +219,84 @@ class _Work:
             f"at {main.context} tokens"
         )
 
-    def _training_fraction(self, config: RunConfig, prepared: Prepared) -> float:
-        """Estimate the fraction of a run's work that is training, counting a training step as three forward passes."""
+    def _work_of(self, row: str, config: RunConfig) -> "_RunWork":
+        """Count the forward passes of tokens that training and measuring a run take."""
+        prepared = self.prepared.get((row, config.seed)) or next(iter(self.prepared.values()))
         train = config.train
-        tokens = (train.max_steps or 0) * train.batch_size * train.context
-        passes = 3 * (tokens or train.epochs * len(prepared.stores["train"]))
+        steps = train.max_steps or train.epochs * batches_of(config, prepared.stores["train"]).steps_per_epoch
         measured = len(self.study.contexts) * len(prepared.stores["test"]) + 2 * sum(map(len, self.others.values()))
-        return passes / (passes + measured)
+        return _RunWork(steps, PASSES_OF_A_STEP * train.batch_size * train.context, measured)
+
+    def _shares(self, must_time: bool) -> dict[tuple[str, int], float]:
+        """Estimate the percentage of the study that each missing piece of work takes, and print the estimate."""
+        if not self.missing:
+            return {TIMING: 100.0} if must_time else {}
+        vocab_sizes = {row: one.tokenizer.vocab_size for (row, _), one in self.prepared.items()}
+        vocab_size = max(vocab_sizes.values())
+        costs_of_a_pass = {
+            row: seconds_per_token(self.study.rows[row], vocab_sizes.get(row, vocab_size))
+            if self.device.type == "cpu"
+            else 1e-9 * parameters_of(self.study.rows[row])
+            for row in self.study.models
+        }
+        costs = {
+            (row, config.seed): costs_of_a_pass[row] * self._work_of(row, config).passes
+            for row, config in self.study.runs()
+        }
+        tokens = timed_tokens(self.study, vocab_size, self.device) * len(self._lengths_to_time())
+        timing = sum(costs_of_a_pass.values()) * tokens * (TIME_REPEATS + TIME_WARMUPS)
+        costs[TIMING] = timing if must_time else 0.0
+        self._print_estimate(costs_of_a_pass, costs[TIMING])
+        whole = sum(costs.values())
+        wanted = [(row, config.seed) for row, config in self.missing] + [TIMING] * must_time
+        return {key: 100 * costs[key] / whole for key in wanted}
+
+    def _print_estimate(self, costs_of_a_pass: dict[str, float], timing: float) -> None:
+        """Print what is about to be done. The time that it takes is known only on a CPU."""
+        training, evaluating, steps = 0.0, 0.0, 0
+        for row, config in self.missing:
+            work, folder = self._work_of(row, config), RunFolder(self._folder(row, config))
+            done = max((line["step"] for line in folder.read_metrics()), default=0) if folder.exists else 0
+            steps += work.steps - done
+            training += costs_of_a_pass[row] * (work.steps - done) * work.passes_of_a_step
+            evaluating += costs_of_a_pass[row] * work.measured
+        runs = f"{len(self.missing)} run{'s' if len(self.missing) > 1 else ''}"
+        lengths = ", ".join(f"{context:,}" for context in self.study.contexts[:MAX_LENGTHS_TO_PRINT])
+        if len(self.study.contexts) > MAX_LENGTHS_TO_PRINT:
+            lengths = f"{len(self.study.contexts)} lengths up to {self.study.contexts[-1]:,}"
+        line = f"{self.study.corpus} study: {runs} with {steps:,} steps to train, evaluated at {lengths} tokens"
+        if self.device.type == "cpu":
+            parts = (("training", training), ("evaluation", evaluating), ("timing", timing))
+            listed = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in parts if seconds)
+            line += f"; roughly {in_words(training + evaluating + timing)} at most: {listed}"
+        print(line, file=sys.stderr, flush=True)
 
     def _time_models(self, share: float) -> None:
+        """Time the models at the missing lengths. The file is written after each, and is complete after the last."""
         part = Part(self.progress, "timing", 1, share)
-        rows = self._rows_to_time()
+        missing = self._lengths_to_time()
+        timed = None if set(missing) == set(self.study.time_contexts) else self._timed_alike()
         times = measure_times(
-            self.study, rows, self.device, part.update, accelerated=self.accelerated, compiled=self.compiled
+            self.study, self._rows_to_time(), missing, self.device, accelerated=self.accelerated, compiled=self.compiled
         )
-        write_result(self._timing_file(), times)
+        for number, result in enumerate(times, start=1):
+            timed = result if timed is None else _joined(timed, result)
+            write_result(self._timing_file(), timed)
+            part.update(number / len(missing))
+            if number < len(missing):
+                self._check_budget()
 
     def _check_budget(self) -> None:
         """Raise BudgetSpentError if the budget is spent.
 
-        Evaluation and timing cannot be resumed, so this is called only before them. Training checks at every step.
+        This is called between pieces of work that are lost if they are not completed: an evaluation at one length, or
+        the times at one length. Training checks at every step.
         """
         if self._is_spent():
             raise BudgetSpentError
 
     def _is_spent(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
-
-    def _shares(self, must_time: bool) -> dict[tuple[str, int], float]:
-        """Estimate the percentage of the study that each missing piece of work takes, from numbers of parameters."""
-        sizes = {row: parameters_of(self.study.rows[row]) for row in self.study.models}
-        costs: dict[tuple[str, int], float] = {(row, config.seed): sizes[row] for row, config in self.study.runs()}
-        costs["timing", 0] = 0.1 * sum(sizes.values())
-        whole = sum(costs.values())
-        wanted = [(row, config.seed) for row, config in self.missing] + [("timing", 0)] * must_time
-        return {key: 100 * costs[key] / whole for key in wanted}
 
     def _is_done(self, row: str, config: RunConfig) -> bool:
         """Return whether this run has a result. Raise a UserError if the file contains another run's result."""
@@ -250,15 +313,24 @@ class _Work:
             raise UserError(f"{file} was not measured on {min(unknown)}; remove it to measure that run again")
         return True
 
-    def _must_time(self) -> bool:
-        """Return whether any row still needs timing on this machine in its current config and at all lengths."""
+    def _lengths_to_time(self) -> list[int]:
+        """Return the lengths at which the models are not timed yet on this machine in their current configs."""
+        timed = self._timed_alike()
+        done = set() if timed is None else {one.context for one in timed.models[0].timings}
+        missing = [context for context in self.study.time_contexts if context not in done]
+        if missing and timed is not None and timed.environment != environment(self.device):
+            return list(self.study.time_contexts)  # times of other software cannot stand in one table with new ones
+        return missing
+
+    def _timed_alike(self) -> TimingResult | None:
+        """Return the times of all rows to time in their current configs; None if any of them must be timed again."""
         timed = self._timed()
-        if timed is None or timed.corpus != self.study.corpus:
-            return True
+        precision = self.study.rows[self._rows_to_time()[0]].train.precision
+        if timed is None or (timed.corpus, timed.precision) != (self.study.corpus, precision):
+            return None
         sizes = {model.row: model.parameters for model in timed.models}
-        contexts = {tuple(one.context for one in model.timings) for model in timed.models}
         wanted = {row: parameters_of(self.study.rows[row]) for row in self._rows_to_time()}
-        return sizes != wanted or contexts != {self.study.time_contexts}
+        return timed if sizes == wanted else None
 
     def _rows_to_time(self) -> list[str]:
         """Return the selected rows and those timed before. All are timed together, so that ratios are meaningful."""
@@ -286,6 +358,22 @@ class _Work:
         return self.out / "results" / f"timing-{machine_slug(self.device)}{how}.json"
 
 
+class _RunWork(NamedTuple):
+    """The work of a run, in forward passes of tokens."""
+
+    steps: int
+    passes_of_a_step: int
+    measured: int
+
+    @property
+    def passes(self) -> int:
+        return self.steps * self.passes_of_a_step + self.measured
+
+    @property
+    def training_fraction(self) -> float:
+        return 1 - self.measured / self.passes
+
+
 class _StudyWatch(Watch):
     """Hooks of a study into the training of one run: they report its progress and stop it when the budget is spent."""
 
@@ -297,6 +385,15 @@ class _StudyWatch(Watch):
 
     def must_stop(self) -> bool:
         return self.is_spent()
+
+
+def _joined(timed: TimingResult, more: TimingResult) -> TimingResult:
+    """Return times with those of one more length."""
+    models = [
+        replace(before, timings=tuple(sorted((*before.timings, *after.timings), key=lambda one: one.context)))
+        for before, after in zip(timed.models, more.models, strict=True)
+    ]
+    return replace(more, models=tuple(models))
 
 
 def _refuse_unwritable(out: Path) -> None:

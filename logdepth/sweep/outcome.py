@@ -15,6 +15,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from logdepth.atomic import write_json, write_text
+from logdepth.checksums import seal
 from logdepth.drawing import can_draw
 from logdepth.sweep.ledger import FINISHED, Ledger
 
@@ -56,10 +57,10 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def write_tables(out: Path, record: dict[str, Any]) -> None:
-    """Write sweep.json and trials.csv; also best.json if a trial completed."""
+    """Write sweep.json, which is `record`, and trials.csv; also best.json if a trial completed."""
     write_json(out / "sweep.json", record)
     if record["best"] is not None:
-        write_json(out / "best.json", {"recipe": record["recipe"], "config": record["best_config"]})
+        write_json(out / "best.json", seal({"recipe": record["recipe"], "config": record["best_config"]}))
     names = list(record["space"])
     facts = ("trial", "state", "loss", "steps", "seconds", "attempts")
     text = io.StringIO()

@@ -22,6 +22,7 @@ from optuna.trial import Trial, TrialState
 
 import logdepth
 from logdepth.atomic import alone
+from logdepth.checksums import seal
 from logdepth.config import difference, flattened, override, to_dict
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
@@ -35,7 +36,16 @@ from logdepth.sweep.space import Choices, Range, changes, described
 from logdepth.sweep.storage import open_storage, readable_storage_errors
 from logdepth.sweep.study import TERMS, TEXT, Search, check_attribute, check_terms, open_study
 from logdepth.sweep.watch import TrialPart, TrialWatch
-from logdepth.training import DivergedError, Interrupted, TrainState, batches_of, checked_and_prepared, resume, train
+from logdepth.training import (
+    DivergedError,
+    Interrupted,
+    TrainState,
+    batches_of,
+    checked_and_prepared,
+    resume,
+    train,
+    with_absolute_paths,
+)
 
 POLL_SECONDS = 1.0
 """Seconds between checks of other workers' trials."""
@@ -271,17 +281,19 @@ class Worker:
             rows = rows_of(self._ledger(), search.trials)
             best = best_of(rows)
             best_config = None if best is None else changes_of_best(search, best["params"])
-            record = {
-                "recipe": search.recipe,
-                "study": search.study,
-                "version": logdepth.__version__,
-                "space": described(search.space),
-                "config": to_dict(search.config),
-                "best": best,
-                "best_config": best_config,
-                "command": typed_command(),
-                "trials": rows,
-            }
+            record = seal(
+                {
+                    "recipe": search.recipe,
+                    "study": search.study,
+                    "version": logdepth.__version__,
+                    "space": described(search.space),
+                    "config": to_dict(with_absolute_paths(search.config)),
+                    "best": best,
+                    "best_config": best_config,
+                    "command": typed_command(),
+                    "trials": rows,
+                }
+            )
             write_tables(search.out, record)
             if last or time.monotonic() - self.drawn_at > DRAW_SECONDS:
                 self.skipped_figures = draw(search.out, rows, self.study)
@@ -292,8 +304,12 @@ class Worker:
 
 
 def changes_of_best(search: Search, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes to the recipe that reproduce a trial, including those from the sweep's flags."""
-    asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(search.config)))
+    """Return the changes to the recipe that reproduce a trial, including those from the sweep's flags.
+
+    Paths are absolute, because the changes may be used from another working directory.
+    """
+    config = with_absolute_paths(search.config)
+    asked = flattened(difference(to_dict(recipe(search.recipe)), to_dict(config)))
     excluded = MACHINE_FIELDS - {"data.paths"} | {"seed"}
     fields = {name: value for name, value in asked.items() if name not in excluded}
     return changes(search.config, fields | flattened(changes(search.config, params)))

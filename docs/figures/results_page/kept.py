@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from logdepth.associativity import Associativity
 from logdepth.atomic import read_json
+from logdepth.checksums import unseal
 from logdepth.errors import UserError
 from logdepth.report.content import in_order
 from logdepth.results import Results, read_results
@@ -47,7 +48,7 @@ def read_kept(folder: Path) -> Kept:
     studies = {path.name: path for path in folder.iterdir() if path.name not in NO_STUDIES and any(path.glob("*.json"))}
     places = {home: place for place, home in enumerate([*STUDIES, None])}
     names = sorted(studies, key=lambda name: (places[home_of(name)], name))
-    associativity = {path: read_json(path) for path in sorted((folder / "associativity").glob("*.json"))}
+    associativity = {path: _read(path) for path in sorted((folder / "associativity").glob("*.json"))}
     for stray in (folder / "sweeps").glob("*.json"):
         raise UserError(f"{stray} belongs in a folder of its own, named after its study")
     folders = {path.parent for path in (folder / "sweeps").glob("*/*.json")}
@@ -79,11 +80,17 @@ def _read_sweeps(folder: Path) -> dict[str, Sweep]:
 
 
 def _read_sweep(path: Path) -> Sweep:
-    saved = read_json(path)
+    saved = _read(path)
     is_one = isinstance(saved, dict) and {"recipe", "space", "config", "best", "trials"} <= saved.keys()
     if not is_one or not {"data", "train"} <= saved["config"].keys():
         raise UserError(f"{path} is not the sweep.json of a sweep; move it elsewhere")
     return saved
+
+
+def _read(path: Path) -> Any:
+    """Read a file of a sweep or of associativity, and verify its checksum."""
+    saved = read_json(path)
+    return unseal(saved, path, "make it again") if isinstance(saved, dict) else saved
 
 
 def _source(place: str, files: list[Path]) -> str:
