@@ -123,14 +123,23 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return _float(value, where)
         if option is int and isinstance(value, int) and not isinstance(value, bool):
             return value
         if option is Path and isinstance(value, str | Path):
+            if "\0" in str(value):
+                raise UserError(f"{where}: a path must not contain the character NUL; got {str(value)!r}")
             return Path(value)
         if option in (str, bool) and isinstance(value, option):
             return value
     raise UserError(f"{where}: expected {_described(options)}; got {value!r}")
+
+
+def _float(value: int | float, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(f"{where}: the number is too large; it has {len(str(abs(value)))} digits") from None
 
 
 def _decode_dataclass(kinds: dict[str, type], value: Any, where: str) -> Any:
