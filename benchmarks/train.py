@@ -87,7 +87,8 @@ def random_stores(folder: Path, vocab_size: int) -> Prepared:
             tokens=count, separator=None, **facts,
         )  # fmt: skip
         stores[split] = TokenStore(np.memmap(folder / f"{split}.bin", dtype="<u2", mode="r"), info)
-    return Prepared("random", folder, SimpleNamespace(vocab_size=vocab_size, model=b"", hash="random"), stores, [], None)
+    tokenizer: Any = SimpleNamespace(vocab_size=vocab_size, model=b"", hash="random")
+    return Prepared("random", folder, tokenizer, stores, [], None)
 
 
 def measure(

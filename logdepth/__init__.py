@@ -3,22 +3,29 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from logdepth.blocks.scan import ScanLayer
-from logdepth.models import LM
-from logdepth.scanning import ScanResult, ScanState, reduce, scan
 from logdepth.version import __version__
 
 if TYPE_CHECKING:
+    from logdepth.blocks.scan import ScanLayer
+    from logdepth.models import LM
     from logdepth.recipes import recipe
+    from logdepth.scanning import ScanResult, ScanState, reduce, scan
     from logdepth.trained import TrainedModel, load, train
 
-_PROGRAMS = {
+_MODULES = {
+    "LM": "logdepth.models",
+    "ScanLayer": "logdepth.blocks.scan",
+    "ScanResult": "logdepth.scanning",
+    "ScanState": "logdepth.scanning",
     "TrainedModel": "logdepth.trained",
     "load": "logdepth.trained",
     "recipe": "logdepth.recipes",
+    "reduce": "logdepth.scanning",
+    "scan": "logdepth.scanning",
     "train": "logdepth.trained",
 }
-"""Names that need more than torch and numpy; they are imported when they are first used."""
+"""Where each public name is defined. It is imported when it is first used, so that the command line starts at once,
+and so that the scan needs only torch and numpy."""
 
 __all__ = [
     "LM",
@@ -36,6 +43,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PROGRAMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'logdepth' has no attribute '{name}'")
-    return getattr(importlib.import_module(_PROGRAMS[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

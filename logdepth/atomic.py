@@ -24,6 +24,7 @@ PATH_ERRORS = {
     errno.EEXIST,
     errno.EISDIR,
     errno.ENAMETOOLONG,
+    errno.ELOOP,
 }
 ABANDONED_SECONDS = 60
 """Minimum age in seconds at which an unlocked temporary folder counts as abandoned."""
@@ -114,7 +115,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write an indented JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A file name that is not UTF-8 has surrogates, which JSON can only hold as escapes.
+    write_text(path, text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_json(path: Path) -> Any:
@@ -138,9 +141,7 @@ def readable_disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK_FULL_ERRORS:
-            raise UserError(
-                f"cannot write {path}: no space left; free some space and run the same command again"
-            ) from error
+            raise UserError(f"cannot write {path}: no space left; free some space") from error
         if error.errno in PATH_ERRORS:
             raise UserError(f"cannot write {path}: {error.strerror}; choose another folder") from error
         raise

@@ -136,6 +136,8 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         if option is int and isinstance(value, int) and not isinstance(value, bool):
             return value
         if option is Path and isinstance(value, str | Path):
+            if "\0" in str(value):
+                raise UserError(f"{where}: a path must not contain the character NUL; got {str(value)!r}")
             return Path(value)
         if option in (str, bool) and isinstance(value, option):
             return value

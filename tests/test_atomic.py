@@ -1,12 +1,14 @@
 """Files are there whole or not at all."""
 
+import errno
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from logdepth.atomic import new_folder, read_json, replacing, write_json
+from logdepth.atomic import new_folder, read_json, readable_disk_errors, replacing, write_json
 from logdepth.errors import UserError
 
 
@@ -63,3 +65,21 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path: Path) -> None:
         new_folder(tmp_path / "file"),
     ):
         pass
+
+
+def test_file_names_that_are_not_utf8_survive_json(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9\xff.txt")
+    write_json(tmp_path / "a.json", {"paths": [name], "text": "é ☃"})
+    assert read_json(tmp_path / "a.json") == {"paths": [name], "text": "é ☃"}
+    assert "é ☃" in (tmp_path / "a.json").read_text("utf-8")  # what can be written as it is, is
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(errno.ENOSPC, "no space left; free some space"), (errno.ELOOP, "Too many levels of symbolic links")],
+)
+def test_errors_of_the_disk_name_the_file_and_no_command(number: int, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught, readable_disk_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert str(caught.value).startswith(f"cannot write {tmp_path}: {says}")
+    assert "again" not in str(caught.value)  # whether the same command goes on depends on the command

@@ -205,6 +205,20 @@ def test_several_samples_and_prompts_from_stdin(
     assert [one["prompt"] for one in made] == ["the old clock"] * 2
 
 
+@pytest.mark.parametrize(
+    ("stdin", "says"),
+    [
+        (None, "--prompt - reads the prompt from stdin, which is closed; give it as --prompt TEXT"),
+        (io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"), "--prompt -: stdin is not text in UTF-8"),
+    ],
+)
+def test_stdin_that_cannot_be_read_is_one_line(
+    stdin: io.TextIOWrapper | None, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert says in refused(capsys, "generate", "/nowhere", "--prompt", "-")
+
+
 def test_corpora_are_listed_with_which_are_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +325,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train --seed 1 pydocs-ar-grc --train.epochs 0", "epochs must be at least 1"),
         ("generate {run} --prompt", "--prompt has no value"),
         ("generate {run} --samples 0", "--samples must be at least 1"),
+        ("generate {run} --samples 1000000000000000000", "ask for more than 100,000 texts at once; ask for fewer"),
         ("evaluate {run} --device cuda:99", "try --device cpu"),
         ("corpora --jsn", "unrecognized options: --jsn"),
         ("train pydocs-ar-grc --train.epochs 0", "epochs must be at least 1; got 0"),

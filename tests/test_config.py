@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from logdepth.config import difference, from_dict, override, to_dict
+from logdepth.config import difference, flattened, from_dict, override, to_dict
 from logdepth.errors import UserError
 from logdepth.recipes import RECIPES
 from logdepth.runs import RunConfig, TrainConfig
@@ -76,6 +78,7 @@ def test_missing_fields_take_their_defaults() -> None:
         ({"count": 1.5}, "config.count: expected int or null; got 1.5"),
         ({"count": True}, "config.count: expected int or null; got True"),
         ([], "config: expected a mapping of fields of Outer"),
+        ({"rate": 10**400}, "config.rate: the number is too large; it has 401 digits"),
         ({"needs": {}}, "config.needs: the field 'width' of Needs is missing"),
     ],
 )
@@ -87,6 +90,41 @@ def test_what_does_not_fit_is_refused_by_name(saved: Any, says: str) -> None:
 def test_values_that_a_config_refuses_are_user_errors() -> None:
     with pytest.raises(UserError, match=r"run.json.train: epochs must be at least 1; got 0"):
         from_dict(RunConfig, {"train": {"epochs": 0}}, "run.json")
+
+
+def test_paths_with_nul_are_refused() -> None:
+    with pytest.raises(UserError, match=r"run.json.train.init_from: a path must not contain the character NUL"):
+        from_dict(RunConfig, {"train": {"init_from": "a\0b"}}, "run.json")
+
+
+CONFIGS = [to_dict(make()) for make in RECIPES.values()]
+FIELDS = sorted({name for config in CONFIGS for name in [*flattened(config), "model", "model.operator"]})
+ODD = st.one_of(
+    st.sampled_from([None, True, 0, -1, 2**63, 10**400, 1e-320, float("nan"), float("-inf"), "", "a\0b", "\ud800"]),
+    st.sampled_from([[], [None], ["mlp", 1], ["scan:heads={}"], ["mlp:multiple=1e999"], {}, {"kind": []}, {"": 1}]),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none()), max_size=3),
+)
+
+
+@settings(max_examples=300)
+@given(name=st.sampled_from(sorted(RECIPES)), changes=st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3))
+def test_whatever_json_holds_becomes_a_config_or_a_user_error(name: str, changes: dict[str, Any]) -> None:
+    saved = to_dict(RECIPES[name]())
+    for field, value in changes.items():
+        *outer, last = field.split(".")
+        inner = saved
+        for one in outer:
+            inner = inner[one] if isinstance(inner.get(one), dict) else inner
+        inner[last] = value
+    try:
+        config = from_dict(RunConfig, saved, "file")
+    except UserError as error:
+        assert str(error).startswith("file")  # noqa: PT017  (most are refused, some are not)
+    else:
+        assert to_dict(from_dict(RunConfig, to_dict(config))) == to_dict(config)
 
 
 def test_override_changes_what_is_named_and_nothing_else() -> None:

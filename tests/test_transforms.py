@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from logdepth import reduce, scan
@@ -111,3 +111,28 @@ def test_a_compiled_operator() -> None:
     for batch, length in ((3, 50), (1, 64), (2, 99)):
         scan(compiled, random_elements(batch, length, WIDTH).requires_grad_())
     assert len(graphs) == compiled_so_far
+
+
+class Scanned(nn.Module):
+    """A scan as a module, as torch's exporters want it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operator = Toy()
+
+    def forward(self, elements: Tensor) -> Tensor:
+        return scan(self.operator, elements).prefixes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's exporters
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_exports_of_one_length_work_and_of_any_length_are_refused() -> None:
+    module = Scanned()
+    exported = torch.export.export(module, (ELEMENTS,)).module()
+    assert_same(exported(ELEMENTS), module(ELEMENTS))
+    says = "do not support scans, because a scan's merges depend on the length; use torch.export with fixed shapes"
+    with pytest.raises(NotImplementedError, match=says):
+        torch.jit.trace(module, (ELEMENTS,))
+    length = torch.export.Dim("length", min=2, max=64)
+    with pytest.raises(NotImplementedError, match=says):
+        torch.export.export(module, (ELEMENTS.clone(),), dynamic_shapes=({1: length},))

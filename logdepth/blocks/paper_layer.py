@@ -20,7 +20,7 @@ from logdepth.operators import GRCConfig, OperatorConfig, PostMergeConfig
 from logdepth.ops import LayerNorm, Linear, NormedLinear, TokenLookup, scaled_linear
 from logdepth.ops.dispatch import is_unmodified
 from logdepth.ops.dropout import drops
-from logdepth.ranges import check_dropouts
+from logdepth.ranges import check_dropouts, check_finite
 from logdepth.scanning import Operator, OperatorPair, ScanState, scan, sweeps_itself
 from logdepth.scanning.static_state import StaticScanState
 from logdepth.shapes import Batch, Packed
@@ -56,6 +56,7 @@ class PaperLayerConfig:
             raise ValueError(
                 f"the post-embedding net halves operator.width, which must be even; got {self.operator.width}"
             )
+        check_finite("input_residual", self.input_residual)
         check_dropouts(self)
 
     def build(self, dim: int) -> "PaperLayer":

@@ -3,12 +3,20 @@
 A user error prints one line on stderr and exits with code 2. Results go to stdout, and everything else to stderr.
 """
 
+import errno
 import importlib
-import os
+import re
 import sys
 from collections.abc import Sequence
 
 from logdepth import __version__
+from logdepth.cli.process import (
+    discard_output,
+    end_on_interrupt,
+    exit_on_interrupt,
+    prepare_streams,
+    raise_on_interrupt,
+)
 from logdepth.errors import UserError, did_you_mean
 
 VERBS = {
@@ -27,30 +35,72 @@ VERBS = {
     "completion": "print a completion script for bash, zsh, tcsh or fish",
 }
 
+OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+"""Errors of a write to stdout. Files have their names in the error."""
+REFUSED_SIZE = r"allocate [\d.]+ \w+|Storage size calculation overflowed.*|Overflow when unpacking long|int too large.*"
+"""What torch, NumPy and Python say of a size for which there is no memory, or which is no 64-bit number."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; return the exit code."""
-    verb, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    """Run a verb; return the exit code. Without arguments, this process is the program, and they are its own."""
+    if arguments is None:
+        exit_on_interrupt()
+        prepare_streams()
+        try:
+            return main(sys.argv[1:])
+        finally:
+            end_on_interrupt()
+    verb, *rest = list(arguments) or [""]
+    program = f"logdepth {verb}".strip()
+    try:
+        try:
+            return _run(verb, rest)
+        finally:
+            sys.stdout.flush()  # so that it fails here, if at all, and not when the interpreter exits
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the process that reads stdout has exited
+        discard_output()
+        return 141
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        print("\\n".join(f"{program}: {reason}".splitlines()), file=sys.stderr)
+        if isinstance(error, OSError):
+            discard_output()
+        return 2
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb in ("", "-h", "--help"):
         print(_overview())
         return 0 if verb else 2
     if verb == "--version":
         print(f"logdepth {__version__}")
         return 0
-    try:
-        if verb not in VERBS:
-            raise UserError(f"there is no verb '{verb}'{did_you_mean(verb, VERBS)}")
-        code: int = importlib.import_module(f"logdepth.cli.{verb}").run(rest)
-    except UserError as error:
-        print(f"logdepth {verb}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"logdepth {verb}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the process that reads stdout has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    if verb not in VERBS:
+        raise UserError(f"there is no verb '{verb}'{did_you_mean(verb, VERBS)}")
+    module = importlib.import_module(f"logdepth.cli.{verb}")
+    raise_on_interrupt()
+    code: int = module.run(arguments)
     return code
+
+
+def _reason(error: Exception) -> str | None:
+    """What to tell the user about an error; None if it is a defect of the program, which needs its traceback."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            return f"cannot use {error.filename}: {error.strerror}; check this path and its permissions"
+        return f"cannot write to stdout: {error.strerror}" if error.errno in OUTPUT_ERRORS else None
+    refused = re.search(REFUSED_SIZE, str(error))
+    if refused or isinstance(error, MemoryError):
+        detail = f" ({refused[0]})" if refused else ""
+        return f"not enough memory{detail}; choose smaller sizes, such as the model's width, the batch or the context"
+    return None
 
 
 def _overview() -> str:

@@ -17,6 +17,9 @@ from logdepth.generate import SamplingConfig, generate
 from logdepth.ops.precision import Precision
 from logdepth.runs import RunFolder, Weights, device_named
 
+MAX_TEXTS = 100_000
+"""Number of texts that are generated as one batch at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand:
@@ -46,7 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(GenerateCommand, arguments, "generate")
     if command.samples < 1:
         raise UserError(f"--samples must be at least 1; got {command.samples}")
-    given = [sys.stdin.read() if one == "-" else one for one in command.prompt]
+    if command.samples * len(command.prompt) > MAX_TEXTS:
+        raise UserError(f"--samples and --prompt ask for more than {MAX_TEXTS:,} texts at once; ask for fewer")
+    given = [_read_stdin() if one == "-" else one for one in command.prompt]
     prompts = [one for one in given for _ in range(command.samples)]
     loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))
     if next(loaded.model.parameters()).is_cuda:
@@ -77,3 +82,12 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print("\n---\n".join(one + text for one, text in zip(prompts, texts, strict=True)))
     return 0
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise UserError("--prompt - reads the prompt from stdin, which is closed; give it as --prompt TEXT")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt -: stdin is not text in {error.encoding.upper()}; convert it") from None

@@ -1,6 +1,7 @@
 """Print results on stdout, as aligned tables or as JSON."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ from logdepth.report.table import shown
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print a value as indented JSON. If stdout is not UTF-8, other characters are escaped as JSON does it."""
+    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -29,7 +29,7 @@ from logdepth.ops.attention import sinusoids
 from logdepth.ops.dispatch import is_unmodified, on_device_of
 from logdepth.ops.dropout import rate_of
 from logdepth.ops.precision import has_casts
-from logdepth.ranges import check_dropouts
+from logdepth.ranges import check_dropouts, check_layers
 from logdepth.scanning import LengthsLike
 from logdepth.shapes import Tokens
 
@@ -65,8 +65,9 @@ class LMConfig:
     """Initial weights: normal with block outputs at zero, as in GPT-2, or each block's own (the paper's layers)."""
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.repeats < 1 or not self.blocks:
-            raise ValueError("dim and repeats must be at least 1, and there must be a block")
+        if self.dim < 1 or not self.blocks:
+            raise ValueError("dim must be at least 1, and there must be a block")
+        check_layers("repeats", self.repeats)
         blocks = tuple(block_config(one) if isinstance(one, str) else one for one in self.blocks)
         object.__setattr__(self, "blocks", blocks)  # the only way in a frozen dataclass
         check_dropouts(self)

@@ -11,7 +11,7 @@ from logdepth.blocks import PaperLayerConfig
 from logdepth.models.language_model import Size
 from logdepth.models.lm import LM, LMConfig
 from logdepth.operators import OPERATORS, GRCConfig, OperatorConfig
-from logdepth.ranges import check_dropouts
+from logdepth.ranges import check_dropouts, check_finite, check_layers
 
 WITHOUT_WEIGHTS = {"affine"}
 """Operators that check the scan and learn nothing."""
@@ -49,12 +49,14 @@ class ScanLMConfig:
     """Whether the backward pass recomputes merges instead of storing them, which takes less memory and more time."""
 
     def __post_init__(self) -> None:
-        if min(self.embed_width, self.depth, self.operator.width) < 1:
-            raise ValueError("embed_width, depth and operator.width must be at least 1")
+        if min(self.embed_width, self.operator.width) < 1:
+            raise ValueError("embed_width and operator.width must be at least 1")
+        check_layers("depth", self.depth)
         if self.embedding_net and self.operator.width % 2:
             raise ValueError(
                 f"the post-embedding net halves operator.width, which must be even; got {self.operator.width}"
             )
+        check_finite("input_residual", self.input_residual)
         check_dropouts(self)
 
     @property

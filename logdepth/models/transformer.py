@@ -8,7 +8,7 @@ from logdepth.blocks import AttentionConfig, MLPConfig
 from logdepth.models.language_model import Size
 from logdepth.models.lm import LM, LMConfig
 from logdepth.ops.attention import AttentionBackend
-from logdepth.ranges import check_dropouts
+from logdepth.ranges import check_dropouts, check_layers
 
 ATTENTION, MLP = 0, 1
 """The blocks of a layer, in their order."""
@@ -43,8 +43,9 @@ class TransformerConfig:
     """What computes attention; auto: FlexAttention for ALiBi on CUDA, SDPA otherwise."""
 
     def __post_init__(self) -> None:
-        if min(self.embed_width, self.num_layers, self.num_heads) < 1:
-            raise ValueError("embed_width, num_layers and num_heads must be at least 1")
+        if min(self.embed_width, self.num_heads) < 1:
+            raise ValueError("embed_width and num_heads must be at least 1")
+        check_layers("num_layers", self.num_layers)
         if self.embed_width % self.num_heads:
             raise ValueError(f"embed_width {self.embed_width} does not divide into {self.num_heads} heads")
         check_dropouts(self)

@@ -31,6 +31,11 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
     """Check the arguments and return their layout."""
     if not isinstance(elements, Tensor):
         raise TypeError(f"elements must be a tensor; got {type(elements).__name__}")
+    if not all(type(size) is int for size in elements.shape):  # a Tensor in a trace, a SymInt in an export
+        raise NotImplementedError(
+            "torch.jit.trace, and torch.export with dynamic shapes, do not support scans, because a scan's merges "
+            "depend on the length; use torch.export with fixed shapes, once for each length, or the model itself"
+        )
     if lengths is not None and cu_seqlens is not None:
         raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents; give only one of them")
     if cu_seqlens is not None:

@@ -32,6 +32,10 @@ class MLPLDRUConfig:
     norm_weights: bool = True
     """Whether the weights [w_x; w_y] are layer-normalised."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.init_scale < float("inf"):
+            raise ValueError(f"init_scale must be 0 or above, and finite; got {self.init_scale}")
+
     @classmethod
     def original(cls, width: int) -> Self:
         """As in "Length Generalization with Log-Depth Recurrent Units"."""
