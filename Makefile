@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 WORKERS ?= 2
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install lint format types imports docs unit test mutation benchmark figures performance experiments results clean
+.PHONY: help demo install lint format types imports docs unit test mutation hostile benchmark figures performance experiments results clean
 
 help: ## list all targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +55,11 @@ test: lint types imports docs unit ## run all checks and tests, as CI does
 mutation: $(STAMP) ## run mutation tests of the index planning (minutes); docs/mutants.md explains the survivors
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
+
+hostile: $(STAMP) ## try to break the library: damaged files, edits, commands, corpora, kills (about an hour); exits with 1 if it does
+	@failed=""; for program in flips edits commands corpora kills; do \
+		$(BIN)/python -m tests.hostile.$$program --seed $(SEED) || failed="$$failed $$program"; \
+	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 benchmark: $(STAMP) ## measure time and memory of the scan and of training on the CPU
 	$(BIN)/python benchmarks/scan.py --out results/scan-cpu.json
