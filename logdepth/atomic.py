@@ -32,6 +32,14 @@ PARTIAL = ".partial-"
 """Prefix of temporary names. Nothing that is read has such a name."""
 
 
+class NoSpaceError(UserError):
+    """A file could not be written because the disk is full."""
+
+    def __init__(self, path: Path, reason: str, then: str = "run the same command again") -> None:
+        super().__init__(f"cannot write {path}: {reason}; free some space, then {then}")
+        self.path, self.reason = path, reason
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path. When the block succeeds, it is renamed to `path`; when it fails, it is removed."""
@@ -141,7 +149,7 @@ def readable_disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK_FULL_ERRORS:
-            raise UserError(f"cannot write {path}: no space left; free some space") from error
+            raise NoSpaceError(path, "no space left") from error
         if error.errno in PATH_ERRORS:
             raise UserError(f"cannot write {path}: {error.strerror}; choose another folder") from error
         raise

@@ -78,7 +78,7 @@ def test_missing_fields_take_their_defaults() -> None:
         ({"count": 1.5}, "config.count: expected int or null; got 1.5"),
         ({"count": True}, "config.count: expected int or null; got True"),
         ([], "config: expected a mapping of fields of Outer"),
-        ({"rate": 10**400}, "config.rate: the number is too large; it has 401 digits"),
+        ({"rate": 10**400}, "config.rate: expected float; got 1000"),
         ({"needs": {}}, "config.needs: the field 'width' of Needs is missing"),
     ],
 )

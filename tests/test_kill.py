@@ -108,7 +108,7 @@ def test_a_full_disk_loses_nothing(corpus: Path, uninterrupted: Path, tmp_path: 
     last = errors.strip().splitlines()[-1]
     assert last.startswith("logdepth train: ")
     assert "checkpoint.safetensors" in last
-    assert "free some space" in last
+    assert last.endswith(f"free some space, then resume with: logdepth train --resume {out}")
     assert "Traceback" not in errors
     assert not list(out.glob(".partial-*"))
     assert not (out / "checkpoint.safetensors").exists()

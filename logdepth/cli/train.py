@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from logdepth.atomic import NoSpaceError
 from logdepth.cli.output import print_json
 from logdepth.cli.parsing import Switch, named_first, parse, value_of
 from logdepth.config import from_dict, override
@@ -130,6 +131,11 @@ def _resume(arguments: Sequence[str]) -> int:
 def _finish(out: Path, as_json: bool, work: Callable[[], TrainState]) -> int:
     try:
         state = work()
+    except NoSpaceError as error:
+        if RunFolder(out).exists:  # the same command would be refused
+            resumed = f"resume with: logdepth train --resume {quoted(out)}"
+            raise NoSpaceError(error.path, error.reason, resumed) from None
+        raise
     except Interrupted as stopped:
         print(f"{stopped}; saved. Resume with: logdepth train --resume {quoted(out)}", file=sys.stderr)
         return stopped.exit_code

@@ -5,6 +5,7 @@ Each evaluation is kept in the run's folder as soon as it is made, so that an in
 
 import datetime
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,6 +119,11 @@ def measure_run(
         samples = _samples(loaded, study.prompt)
     assert measured.positions is not None
     metrics = folder.read_metrics()
+    if not any(line["kind"] == "valid" and line["step"] == state.best_step for line in metrics):
+        raise UserError(
+            f"{folder.metrics} lacks the validation at step {state.best_step}; restore it from a copy, or remove "
+            f"{shlex.quote(str(folder.path))} to train that run again"
+        )
     speeds = [line["tokens_per_second"] for line in metrics if line["kind"] == "train"]
     return RunResult(
         recipe=study.recipe(row),

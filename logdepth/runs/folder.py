@@ -163,11 +163,7 @@ class RunFolder:
         return unseal(_fields_in(file), file, RESTORE, required=self._saved().sealed)
 
     def tokenizer(self) -> Tokenizer:
-        file, saved = self.path / "tokenizer.model", self._saved()
-        tokenizer = Tokenizer.load(file)
-        if saved.tokenizer not in (None, tokenizer.hash):
-            raise mismatch(file, RESTORE)
-        return tokenizer
+        return Tokenizer.load(self.path / "tokenizer.model", expected_hash=self._saved().tokenizer, remedy=RESTORE)
 
     def load(self, which: Weights = "best", device: torch.device | str = "cpu") -> LoadedRun:
         """The trained model, in evaluation mode."""

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from logdepth.atomic import replacing
+from logdepth.atomic import NoSpaceError, replacing
 from logdepth.checksums import CHECKSUM, checksum_of, checksum_of_bytes, mismatch, say_without_checksums
 from logdepth.errors import UserError
 
@@ -27,7 +27,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str,
             safetensors.torch.save_file(contiguous, partial, metadata={RECORD: json.dumps(sealed)})
             partial.chmod(0o644)  # safetensors writes files that only their owner can read
         except safetensors.SafetensorError as error:  # it hides the system's error in its text
-            raise UserError(f"cannot write {path}: {error}; free some space and run the same command again") from None
+            raise NoSpaceError(path, str(error)) from None
 
 
 def load_tensors(

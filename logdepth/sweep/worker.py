@@ -43,6 +43,7 @@ from logdepth.training import (
     batches_of,
     checked_and_prepared,
     resume,
+    stop_signals,
     train,
     with_absolute_paths,
 )
@@ -58,7 +59,7 @@ MAX_DEATHS = 3
 def work(search: Search) -> dict[str, Any]:
     """Run trials of a study until it is finished; return the contents of sweep.json.
 
-    On SIGINT or SIGTERM, return the current trial to the queue and raise Interrupted.
+    On SIGINT, SIGTERM or SIGHUP, return the current trial to the queue and raise Interrupted.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     _check(search)
@@ -355,14 +356,14 @@ def _rounded(value: Any) -> str:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Raise Interrupted on SIGINT and SIGTERM, also between trainings."""
+    """Raise Interrupted on SIGINT, SIGTERM and SIGHUP, also between trainings."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(0, number)
 
     before: dict[int, Any] = {}
     try:
-        for wanted in (signal.SIGINT, signal.SIGTERM):
+        for wanted in stop_signals():
             before[wanted] = signal.signal(wanted, stop)
     except ValueError:  # only the main thread can set signal handlers
         pass

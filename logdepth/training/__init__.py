@@ -1,7 +1,7 @@
 """Training: one run, from a config to weights. A run that was stopped resumes bit-for-bit."""
 
 from logdepth.training.checkpoint import TrainState
-from logdepth.training.interrupt import Interrupted
+from logdepth.training.interrupt import Interrupted, stop_signals
 from logdepth.training.loop import DivergedError, Trainer, batches_of, repeatable
 from logdepth.training.muon import Muon
 from logdepth.training.next_token_loss import NextTokenLoss
@@ -21,6 +21,7 @@ __all__ = [
     "prepared_for",
     "repeatable",
     "resume",
+    "stop_signals",
     "train",
     "use_threads",
     "with_absolute_paths",

@@ -4,7 +4,11 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask to stop. Under nohup, which ignores SIGHUP, work continues when the terminal closes."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 class Interrupted(BaseException):
@@ -33,9 +37,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in STOP_SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # under nohup, training goes on when the terminal closes
+        for number in stop_signals():
             try:
                 self._before[number] = signal.signal(number, self._receive)
             except ValueError:  # only the main thread receives signals

@@ -1,5 +1,6 @@
 """Starting and resuming a run: first all checks, then the work."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,9 +88,11 @@ def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Pre
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The config with absolute paths: a run may be resumed from another working directory."""
-    data = replace(config.data, paths=tuple(path.resolve() for path in config.data.paths))
+    # Path.resolve would raise an error for a loop of links, which is refused where the text is read.
+    data = replace(config.data, paths=tuple(Path(os.path.realpath(path)) for path in config.data.paths))
     first = config.train.init_from
-    return replace(config, data=data, train=replace(config.train, init_from=first and first.resolve()))
+    init_from = None if first is None else Path(os.path.realpath(first))
+    return replace(config, data=data, train=replace(config.train, init_from=init_from))
 
 
 def use_threads(config: RunConfig) -> None:
