@@ -41,7 +41,8 @@ def prepare_process() -> None:
 def stop_at(step: int, *arguments: str) -> int:
     """Run a verb whose training gets SIGTERM after a step."""
     _after_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return main(list(arguments))
+    sys.argv = ["logdepth", *arguments]
+    return main()
 
 
 def steps_at_most(step: int, *arguments: str) -> int:
@@ -51,8 +52,9 @@ def steps_at_most(step: int, *arguments: str) -> int:
         raise EnoughError
 
     _after_step(step, enough)
+    sys.argv = ["logdepth", *arguments]
     try:
-        return main(list(arguments))
+        return main()
     except EnoughError:
         return 0
 

@@ -320,8 +320,8 @@ class Commands:
         name = chance.choice(sorted(RECIPES))
         config = small(recipe(name))
         flags = list(fields_of(_command(kind, config)))
-        chosen = chance.sample(flags, min(len(flags), chance.choice((0, 1, 1, 2, 2, 3, 5))))
-        bad = chance.choice((0.0, 0.3, 0.3, 0.6))
+        chosen = chance.sample(flags, min(len(flags), chance.choice((0, 1, 2, 2, 3, 4, 6))))
+        bad = chance.choice((0.1, 0.3, 0.6, 0.9))
         positional = [] if kind == "train --resume" else self._positional(chance, kind, name, flags)
         words: list[str] = []
         for flag in chosen:

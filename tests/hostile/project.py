@@ -217,7 +217,8 @@ class Project:
 
     @cached_property
     def outputs(self) -> list[str]:
-        names = (file.relative_to(self.pristine).as_posix() for file in sorted(self.pristine.rglob("*")))
+        found = (file for file in sorted(self.pristine.rglob("*")) if file.is_file() and file.stat().st_size)
+        names = (file.relative_to(self.pristine).as_posix() for file in found)
         return [name for name in names if _matches(name, OUTPUTS)]
 
     def checks_of(self, name: str, few: bool = False) -> list[Check]:

@@ -96,7 +96,7 @@ class Worker:
         """Call a function, by default `main`, with arguments in a child, and wait for it.
 
         Args:
-            arguments: JSON-compatible arguments; `main` gets them as one list.
+            arguments: JSON-compatible arguments; those of `main` are the command line of the child.
             function: MODULE:NAME.
             cwd: the child's working directory.
             env: environment variables to set in the child.
@@ -195,7 +195,7 @@ def _in_child(call: dict[str, Any], out: Path, err: Path) -> int:
     is_main = call["function"] == MAIN
     sys.argv = ["logdepth", *call["arguments"]] if is_main else ["logdepth"]
     try:
-        code = function(call["arguments"]) if is_main else function(*call["arguments"])
+        code = function() if is_main else function(*call["arguments"])
     except SystemExit as stopped:
         code = stopped.code
         if isinstance(code, str):
