@@ -5,10 +5,12 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+FIRST_SECONDS = 1.0
+"""Seconds until the first line if stderr is not a terminal."""
 PLAIN_SECONDS = 10.0
-"""Seconds between lines if stderr is not a terminal."""
-MIN_FRACTION_FOR_ESTIMATE = 0.01
-"""Completed fraction of the work from which the remaining time is estimated. Before it, setup time may dominate."""
+"""Seconds between later lines."""
+ROUGH_FRACTION = 0.01
+"""Completed fraction of the work up to which the remaining time is a rough estimate, because setup may dominate."""
 
 
 class Progress:
@@ -19,6 +21,9 @@ class Progress:
         self.done = self.first = done
         self.started = time.monotonic()
         self.last_line = self.started
+        self.said: str | None = None
+        """The line that was said last."""
+        self.remarked: set[str] = set()
         self.bar: Any = None
         if sys.stderr.isatty():
             self.bar = _bar()
@@ -40,7 +45,7 @@ class Progress:
         self.done = done
         if self.bar is not None:
             self.bar.update(self.task, completed=done, note=note)
-        elif time.monotonic() - self.last_line >= PLAIN_SECONDS:
+        elif time.monotonic() - self.last_line >= self._seconds_between_lines():
             self._line(note)
 
     def skip(self, done: float) -> None:
@@ -49,23 +54,32 @@ class Progress:
         self.update(done)
 
     def say(self, line: str) -> None:
-        """Print a line that remains visible."""
+        """Print a line that remains visible, unless it is the same as the one before."""
+        if line == self.said:
+            return
+        self.said = line
         if self.bar is not None:
             self.bar.console.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def remark(self, line: str) -> None:
-        """Print a line about something that the user may not expect."""
-        self.say(line)
+    def remark(self, line: str, label: str = "") -> None:
+        """Print a line about something that the user may not expect, once: parts with other labels do not repeat it."""
+        if line not in self.remarked:
+            self.remarked.add(line)
+            self.say(label + line)
+
+    def _seconds_between_lines(self) -> float:
+        return PLAIN_SECONDS if self.last_line > self.started else min(FIRST_SECONDS, PLAIN_SECONDS)
 
     def _line(self, note: str) -> None:
         self.last_line = time.monotonic()
         seconds = self.last_line - self.started
         of = f"/{self.total:,}" if self.total is not None and self.unit != "%" else ""
         left = ""
-        if self.total is not None and self.done - self.first > MIN_FRACTION_FOR_ESTIMATE * (self.total - self.first):
-            left = f", {in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
+        if self.total is not None and self.done > self.first:
+            roughly = "roughly " if self.done - self.first <= ROUGH_FRACTION * (self.total - self.first) else ""
+            left = f", {roughly}{in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
         done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,}"
         print(f"{self.label}: {done}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
@@ -95,8 +109,8 @@ class Part:
         self.whole.say(f"{self.label}: {line}")
 
     def remark(self, line: str) -> None:
-        """Print a line about something that the user may not expect."""
-        self.say(line)
+        """Print a line about something that the user may not expect, once in the whole work."""
+        self.whole.remark(line, f"{self.label}: ")
 
 
 def in_words(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Every test runs with fixed seeds, and with uninitialised memory poisoned: torch.empty gives NaN."""
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,12 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     """Nothing of the user's is read or written: the cache is the test run's own."""
     monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.delenv("LOGDEPTH_DATA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_early_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints does not depend on whether the machine takes a second for it."""
+    monkeypatch.setattr("logdepth.progress.FIRST_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -439,15 +439,48 @@ def test_what_was_done_before_does_not_shorten_the_rest(
     assert line == f"study: 45 %, a run, {in_words(seconds * (100 - 45) / 5)} left\n"
 
 
-def test_an_estimate_waits_until_some_of_the_work_is_done(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_estimate_is_called_rough(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logdepth.progress.PLAIN_SECONDS", 0.0)
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("logdepth.progress.time.monotonic", lambda: next(now))
     progress = Progress("study", 1000)
-    progress.update(9)
-    assert capsys.readouterr().err == "study: 9/1,000 steps\n"
-    progress.update(11)
-    assert capsys.readouterr().err.endswith(" left\n")
+    progress.update(0)
+    assert capsys.readouterr().err == "study: 0/1,000 steps\n"
+    for done in (9, 11):
+        progress.update(done)
+        seconds = progress.last_line - progress.started
+        roughly = "roughly " if done == 9 else ""
+        left = in_words(seconds * (1000 - done) / done)
+        assert capsys.readouterr().err == f"study: {done}/1,000 steps, {roughly}{left} left\n"
+
+
+def test_the_first_line_comes_early(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdepth.progress.FIRST_SECONDS", 1.0)
+    now = 0.0
+    monkeypatch.setattr("logdepth.progress.time.monotonic", lambda: now)
+    progress, printed = Progress("working", 100), []
+    for tenth in range(250):
+        now = tenth / 10
+        progress.update(tenth / 10)
+        if capsys.readouterr().err:
+            printed.append(now)
+    assert printed == [1.0, 11.0, 21.0]
+
+
+def test_lines_are_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("study", 100, unit="%") as progress:
+        parts = [Part(progress, f"run {number}", 10, 50) for number in (0, 1)]
+        for part in parts:
+            part.remark("the warm-up is too long")
+            part.say("began")
+            part.say("began")
+        parts[0].say("began")
+    assert capsys.readouterr().err.splitlines() == [
+        "run 0: the warm-up is too long",
+        "run 0: began",
+        "run 1: began",
+        "run 0: began",
+    ]
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

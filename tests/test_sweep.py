@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,19 @@ from logdepth.recipes import changes_in, recipe
 from logdepth.runs import RunFolder
 from logdepth.sweep import Search, without_password
 from logdepth.sweep.ledger import GIVEN_BACK, ORIGIN, RETRY_OF, SURPLUS, Ledger, retry_of
+from logdepth.sweep.storage import open_storage
 from logdepth.sweep.study import TERMS, check_terms
 from tests.command_line import refused
 from tests.run_folders import measured
 from tests.sweep_processes import (
     RECIPE,
+    TINY,
     each_done_once,
     flags,
     quick_looks,  # noqa: F401
     trials_of,
 )
-from tests.tiny_corpus import tiny_data
+from tests.tiny_corpus import tiny_data, write_corpus
 
 
 def attempt(number: int, state: TrialState, **attributes: Any) -> FrozenTrial:
@@ -229,6 +232,97 @@ def test_best_json_names_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "best.json"
     file.write_text(json.dumps({"recipe": "no-such", "config": {}}))
     assert "there is no recipe 'no-such'" in refused(capsys, "train", "--config", str(file))
+
+
+def test_an_empty_recipe_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["", "--trials", "1"], ["--trials", "1", ""], []):
+        assert refused(capsys, "sweep", *arguments) == (
+            "logdepth sweep: RECIPE is missing; `logdepth recipes` lists the recipes"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_in_the_outcome_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Path("first run")
+    assert main(["train", RECIPE, *TINY, "--data.paths", str(write_corpus(Path("my text"))), "--out", str(first)]) == 0
+    arguments = flags(Path("my text"), Path("my sweep"), "--trials", "1", "--train.init-from", str(first))
+    assert main(arguments) == 0
+    assert main([*arguments[:-2], "--train.init-from", str(first)]) == 0, "the same command joins the study"
+    best = changes_in(Path("my sweep/best.json"))["config"]
+    assert best["data"]["paths"] == [str(tmp_path / "my text")]
+    assert best["train"]["init_from"] == str(tmp_path / first)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    machine = ["--train.device", "cpu", "--train.threads", "1"]
+    assert main(["train", "--config", str(tmp_path / "my sweep" / "best.json"), "--out", "again", *machine]) == 0
+    config = RunFolder("again").config()
+    assert (config.data.paths, config.train.init_from) == ((tmp_path / "my text",), tmp_path / first)
+
+
+@pytest.fixture(name="journal", scope="module")
+def journal_of_a_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of three trials, one of which is complete."""
+    path = tmp_path_factory.mktemp("sweep") / "journal.log"
+    study = optuna.create_study(study_name="study", storage=open_storage(None, path))
+    study.set_user_attr(TERMS, {"version": "1", "terms": {"recipe": "ptb-ar-grc"}})
+    for number in range(3):
+        trial = study.ask()
+        trial.suggest_float("train.learning_rate", 1e-4, 1e-2, log=True)
+        trial.report(3.0 + number, 1)
+        if number == 1:
+            study.tell(trial, 3.25)
+    return path
+
+
+def what_a_journal_says(path: Path) -> tuple[Any, ...]:
+    study = optuna.load_study(study_name="study", storage=open_storage(None, path))
+    trials = [(one.state, one.value, one.params, one.intermediate_values) for one in study.trials]
+    return study.user_attrs, trials
+
+
+def test_a_damaged_journal_is_never_silent(journal: Path, tmp_path: Path) -> None:
+    content, said, chance = journal.read_bytes(), what_a_journal_says(journal), random.Random(0)
+    file, found = tmp_path / "journal.log", 0
+    for place in chance.sample(range(len(content) - 1), 200):  # without the last byte, which ends the last line
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << chance.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            unchanged = what_a_journal_says(file) == said
+        except UserError as error:
+            unchanged, found = f"{file} does not match its checksum" in str(error), found + 1
+        assert unchanged, (place, damaged[place])
+    assert found > 190
+
+
+def test_a_journal_without_checksums_opens(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert all(log.pop("sha256") for log in logs)
+    old = tmp_path / "journal.log"
+    old.write_text("".join(json.dumps(log) + "\n" for log in logs))
+    assert what_a_journal_says(old) == what_a_journal_says(journal)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path} was written by an older logdepth")
+    optuna.load_study(study_name="study", storage=open_storage(None, old)).ask()
+    assert "sha256" in json.loads(old.read_text().splitlines()[-1]), "new lines have checksums"
+
+
+@pytest.mark.parametrize("line", ['{"x": 1}', "[1]", "5", "[" * 100_000, "\0", '{"op_code": 0', "\udcff"])
+def test_an_odd_line_of_a_journal_is_one_line(
+    line: str, corpus: Path, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    out.mkdir()
+    (out / "journal.log").write_bytes(journal.read_bytes() + line.encode(errors="surrogateescape") + b"\n")
+    assert refused(capsys, *flags(corpus, out)) == (
+        f"logdepth sweep: {out}/journal.log does not match its checksum: it is damaged, or was edited after it was "
+        "written; restore it from a copy, or start another sweep with another --out"
+    )
 
 
 def test_joining_on_other_terms_is_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

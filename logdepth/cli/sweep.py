@@ -66,14 +66,14 @@ class SweepCommand:
 
 def run(arguments: Sequence[str]) -> int:
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
-    if name is None and not {"-h", "--help"} & set(arguments):
+    if not name and not {"-h", "--help"} & set(arguments):
         raise UserError("RECIPE is missing; `logdepth recipes` lists the recipes")
     config = recipe(name or "pydocs-ar-grc")
     if file is not None:
         config = changed(config, changes_in(Path(file)), file)
     config = counting_epochs(config, arguments)
     command = parse(SweepCommand, arguments, "sweep", SweepCommand(recipe=name or "", run=config))
-    if name is None or command.recipe != name:  # a value of a flag looked like a recipe
+    if not name or command.recipe != name:  # a value of a flag looked like a recipe
         raise UserError(f"found two recipes, '{name}' and '{command.recipe}'; put the recipe before the flags")
     return _search(name, command, _machine_flags(arguments))
 

@@ -6,9 +6,10 @@ A line that a kill left incomplete is removed before the next line is written.
 
 import contextlib
 import fcntl
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from logdepth.atomic import readable_disk_errors
+from logdepth.checksums import mismatch, seal, unseal
 from logdepth.errors import UserError
 
 CONNECT_SECONDS = 10
 SQLITE_SECONDS = 60
 """Maximum seconds that a writer waits for others, because SQLite allows one writer at a time."""
 ATTEMPTS = 5
+JOURNAL_REMEDY = "restore it from a copy, or start another sweep with another --out"
 
 
 def open_storage(url: str | None, journal: Path) -> BaseStorage:
@@ -108,11 +111,37 @@ def _serialize_transactions(engine: sqlalchemy.Engine) -> None:
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal file, with readable errors for a full disk or missing permissions."""
+    """Optuna's journal file with a checksum in each line, and with readable errors.
+
+    Lines of older versions have no checksums. Optuna ignores the additional field.
+    """
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         with readable_disk_errors(Path(self._file_path)):
-            super().append_logs(logs)
+            super().append_logs([seal(log) for log in logs])
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        number = max(known for known in self._log_number_offset if known <= log_number_from)
+        offset = self._log_number_offset[number]
+        with Path(self._file_path).open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # another worker is writing it, or was killed while it did
+                    return
+                if number >= log_number_from:
+                    yield self._log_in(line)
+                number, offset = number + 1, offset + len(line)
+                self._log_number_offset[number] = offset
+
+    def _log_in(self, line: bytes) -> dict[str, Any]:
+        path = Path(self._file_path)
+        try:
+            log = json.loads(line)
+        except (ValueError, RecursionError):
+            log = None
+        if not isinstance(log, dict) or "op_code" not in log:
+            raise mismatch(path, JOURNAL_REMEDY)
+        return unseal(log, path, JOURNAL_REMEDY)
 
 
 class _JournalLock(JournalFileOpenLock):

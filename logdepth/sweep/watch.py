@@ -6,26 +6,17 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial
 
-from logdepth.progress import Part, Progress
+from logdepth.progress import Part
 from logdepth.runs import RunFolder
 from logdepth.sweep.heartbeat import Heartbeat
 from logdepth.training import Watch
 
 
 class TrialPart(Part):
-    """A trial's part of the sweep's progress. It prints no training messages, and each remark only once per sweep."""
-
-    def __init__(self, whole: Progress, label: str, total: float, share: float, remarks: set[str]) -> None:
-        super().__init__(whole, label, total, share)
-        self.remarks = remarks
+    """A trial's part of the sweep's progress. It prints no training messages except remarks."""
 
     def say(self, line: str) -> None:
         pass
-
-    def remark(self, line: str) -> None:
-        if line not in self.remarks:
-            self.remarks.add(line)
-            super().say(line)
 
 
 NUM_REPORT_POINTS = 20

@@ -102,8 +102,6 @@ class Worker:
         self.drawn_at = time.monotonic()
         self.threads = torch.get_num_threads()
         """Number of CPU threads to use if no other worker runs on this machine."""
-        self.remarks: set[str] = set()
-        """Remarks of trainings that were already printed."""
         self.skipped_figures: str | None = None
         """A message about figures that were skipped."""
 
@@ -250,7 +248,7 @@ class Worker:
     def _part(self, origin: int) -> Callable[[int], Part]:
         """Return a function from a trial's number of steps to its part of the sweep's progress."""
         share = 100 / self.search.trials
-        return lambda steps: TrialPart(self.progress, f"trial {origin}", steps, share, self.remarks)
+        return lambda steps: TrialPart(self.progress, f"trial {origin}", steps, share)
 
     def _remove_training_files(self, folder: RunFolder) -> None:
         """Remove the files that only an unfinished run needs."""
