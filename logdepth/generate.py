@@ -22,7 +22,10 @@ from logdepth.ops.precision import Precision, arithmetic
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How the next token is chosen."""
+    """How the next token is chosen.
+
+    Its settings apply in the order repetition_penalty, temperature, top_k, top_p, min_p.
+    """
 
     max_tokens: int = 200
     """Maximum number of tokens after each prompt."""
@@ -32,6 +35,11 @@ class SamplingConfig:
     """Choose only among this many likeliest tokens; by default among all."""
     top_p: float | None = None
     """Choose only among the likeliest tokens that together have this probability; by default among all."""
+    min_p: float | None = None
+    """Choose only among tokens with at least this share of the likeliest token's probability; by default among all."""
+    repetition_penalty: float = 1.0
+    """Divide positive logits of tokens that are in the prompt or the text by this number, and multiply negative ones;
+    above 1, tokens are repeated less."""
     seed: int = 0
     """Random seed for the choice of tokens."""
     stop: tuple[str, ...] = ()
@@ -46,6 +54,10 @@ class SamplingConfig:
             raise ValueError(f"top_k must be at least 1; got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+        if self.min_p is not None and not 0 < self.min_p <= 1:
+            raise ValueError(f"min_p must be above 0 and at most 1; got {self.min_p}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty must be above 0 and finite; got {self.repetition_penalty}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
         if "" in self.stop:
@@ -118,7 +130,8 @@ def generate(
     else:
         steps = _ModelSteps(model, state)
     while True:
-        chosen = [_choose(scores, config, row.generator) for scores, row in zip(_rows(last), rows, strict=True)]
+        scored = zip(_rows(last), rows, strict=True)
+        chosen = [_choose(scores, config, row.generator, row.tokens) for scores, row in scored]
         going = []
         for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
             piece = _piece_after(row, token, tokenizer, config, separated)
@@ -167,10 +180,27 @@ def _rows(logits: Tensor) -> list[np.ndarray]:
     return list(logits.double().cpu().numpy())
 
 
-def _choose(scores: np.ndarray, config: SamplingConfig, generator: np.random.Generator) -> int:
-    """A token, from the scores of all; in float64, so that devices differ as little as they can."""
+def _choose(
+    scores: np.ndarray, config: SamplingConfig, generator: np.random.Generator, before: Sequence[int] = ()
+) -> int:
+    """A token, from the scores of all and the tokens before; in float64, so devices differ as little as they can."""
+    if config.repetition_penalty != 1:
+        scores = _penalised(scores, list(set(before)), config.repetition_penalty)
     if config.temperature == 0:
         return int(scores.argmax())
+    order, probabilities = _likeliest(scores, config)
+    return int(order[generator.choice(len(probabilities), p=probabilities)])
+
+
+def _penalised(scores: np.ndarray, tokens: list[int], penalty: float) -> np.ndarray:
+    """The scores after the repetition penalty of CTRL (Keskar et al. 2019) on these tokens."""
+    penalised = scores.copy()
+    penalised[tokens] = np.where(scores[tokens] > 0, scores[tokens] / penalty, scores[tokens] * penalty)
+    return penalised
+
+
+def _likeliest(scores: np.ndarray, config: SamplingConfig) -> tuple[np.ndarray, np.ndarray]:
+    """All tokens, likeliest first, and the probabilities of the first of them, which may be chosen."""
     order = np.argsort(-scores, kind="stable")
     scaled = (scores[order] - scores[order[0]]) / config.temperature
     probabilities = np.exp(scaled)
@@ -179,8 +209,9 @@ def _choose(scores: np.ndarray, config: SamplingConfig, generator: np.random.Gen
     if config.top_p is not None:
         below = np.cumsum(probabilities[:kept] / probabilities[:kept].sum()) < config.top_p
         kept = min(kept, int(below.sum()) + 1)
-    probabilities = probabilities[:kept] / probabilities[:kept].sum()
-    return int(order[generator.choice(kept, p=probabilities)])
+    if config.min_p is not None:
+        kept = min(kept, int((probabilities >= config.min_p * probabilities[0]).sum()))
+    return order, probabilities[:kept] / probabilities[:kept].sum()
 
 
 def _piece_after(row: _Row, token: int, tokenizer: Tokenizer, config: SamplingConfig, separated: bool) -> Piece:

@@ -38,7 +38,8 @@ class TrainedModel:
         Args:
             prompt: the text to continue, or a list of texts.
             on_warning: called with one line, once, if steps cannot be recorded as CUDA graphs.
-            sampling: fields of SamplingConfig, such as max_tokens=100, temperature=0.8, top_p=0.9, seed=0.
+            sampling: fields of SamplingConfig, such as max_tokens=100, temperature=0.8, top_p=0.9, seed=0,
+                min_p=0.05, repetition_penalty=1.1.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         texts = [""] * len(prompts)
