@@ -113,7 +113,7 @@ CHECKS = (
     Check("evaluate a stopped run", _evaluate("stopped", "--weights", "last"), ("stopped/*",)),
     Check(
         "prepare",
-        ("prepare", "text", *TEXT, "--data.tokenizer.vocab-size", str(LOSSY), "--json"),
+        ("prepare", "text", *TEXT, "--data.tokenizer.no-lossless", "--data.tokenizer.vocab-size", str(LOSSY), "--json"),
         (f"{STORE}/*", f"cache/tokenizers/text-{LOSSY}-*", "cache/census/*"),
         (f"{STORE}/*",),
     ),
