@@ -315,12 +315,14 @@ def content_of(file: Path) -> Any:
         return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+COVER_TIMES = {"sha256", "metrics"}
+"""Fields at the top with checksums of times: that of a sealed file, and the mark of the metrics in a checkpoint."""
 TIMES = {"made", "command", "tokens_per_second", "seconds", "checkpoint_seconds"}
 
 
 def _timeless(value: Any, top: bool = True) -> Any:
     if isinstance(value, dict):
-        dropped = TIMES | ({"sha256", "checksum", "checksums"} if top else set())
+        dropped = TIMES | (COVER_TIMES if top else set())
         return {key: _timeless(inner, False) for key, inner in value.items() if key not in dropped}
     return [_timeless(inner, False) for inner in value] if isinstance(value, list) else value
 
