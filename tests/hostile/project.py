@@ -272,7 +272,7 @@ class Project:
                 if file.is_file() and (name not in damaged or file.read_bytes() != damaged[name]):
                     files[name] = content_of(file)
         untouched = damaged.keys() - files.keys()
-        return Facts(said, files | dict.fromkeys(untouched), _without_durations(said.out))
+        return Facts(said, files | dict.fromkeys(untouched), _printed(said.out))
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -325,6 +325,14 @@ def _timeless(value: Any, top: bool = True) -> Any:
         dropped = TIMES | (COVER_TIMES if top else set())
         return {key: _timeless(inner, False) for key, inner in value.items() if key not in dropped}
     return [_timeless(inner, False) for inner in value] if isinstance(value, list) else value
+
+
+def _printed(out: str) -> Any:
+    """What a verb printed, without times."""
+    try:
+        return _timeless(json.loads(out))
+    except ValueError:
+        return _without_durations(out)
 
 
 def _without_durations(text: str) -> str:
