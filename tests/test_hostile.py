@@ -65,7 +65,7 @@ def test_what_is_wrong_is_seen(project: Project) -> None:
     """The judges tell outcomes apart."""
     check = next(check for check in CHECKS if check.name == "evaluate")
     expected = project.undamaged(check)
-    project.expected[check.name] = expected._replace(stdout=expected.stdout.replace('"loss": ', '"loss": 1'))
+    project.expected[check.name] = expected._replace(stdout={"results": []})
     case = project.after(check, lambda _: None, [])
     project.expected[check.name] = expected
     assert case.outcome == "silent", case

@@ -325,7 +325,7 @@ class Commands:
         positional = [] if kind == "train --resume" else self._positional(chance, kind, name, flags)
         words: list[str] = []
         for flag in chosen:
-            if not _is_positional(flag) and flag.field not in SLOW:
+            if not _is_positional(flag) and flag.field not in SLOW and (kind, flag.field) != ("time", "grid"):
                 words += self._words(chance, flag, bad)
         if kind in ("train", "sweep") and chance.random() < 0.3:
             words += ["--config", chance.choice((*["config.json"] * 60, *PATHS))]
@@ -390,7 +390,7 @@ def _command(kind: str, config: RunConfig) -> Any:
 
 def small(config: RunConfig) -> RunConfig:
     """A recipe on the project's corpus; sizes are set by flags."""
-    tokenizer = dataclasses.replace(config.data.tokenizer, vocab_size=LOSSY)
+    tokenizer = dataclasses.replace(config.data.tokenizer, vocab_size=LOSSY, lossless=False)
     data = dataclasses.replace(config.data, corpus="text", paths=(Path("corpus"),), tokenizer=tokenizer)
     return dataclasses.replace(config, data=data)
 
@@ -398,6 +398,7 @@ def small(config: RunConfig) -> RunConfig:
 def _caps(kind: str, config: RunConfig) -> list[list[str]]:
     """Flags that keep the work small."""
     text = ["--data.corpus text", "--data.paths corpus", f"--data.tokenizer.vocab-size {LOSSY}"]
+    text.append("--data.tokenizer.no-lossless")
     train = ["--train.max-steps 2", "--train.batch-size 2", "--train.context 16", "--train.device cpu"]
     if isinstance(config.model, LMConfig):
         model = ["--model.dim 16", "--model.blocks scan:heads=2 mlp"]

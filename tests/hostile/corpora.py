@@ -312,8 +312,8 @@ class Corpora:
         paths = [folder] if chance.random() < 0.7 else list(files)
         expected = [files.get(file) for file in folder.iterdir()]
         flags = ["--data.corpus", "text", "--data.paths", *map(str, paths)]
-        if lossless := chance.random() < 0.6:
-            flags.append("--data.tokenizer.lossless")
+        lossless = chance.random() < 0.6
+        flags.append("--data.tokenizer.lossless" if lossless else "--data.tokenizer.no-lossless")
         vocab = chance.choice((300, 320, 400) if lossless else (12, 40, 96, 300))
         what = f"{sorted(file.name for file in files)}, {'lossless, ' * lossless}{vocab} pieces"
         outcome, detail = self._run(flags, vocab, None if None in expected else "".join(map(str, expected)), lossless)
