@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -26,6 +26,12 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A scope in which products with such tensors are computed in their own dtype."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 class Casts:
