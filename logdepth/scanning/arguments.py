@@ -7,7 +7,7 @@ from torch import Tensor
 
 from logdepth.scanning.integers import LengthsLike, integers
 from logdepth.scanning.lengths import Ints, Lengths
-from logdepth.scanning.state import ScanState
+from logdepth.scanning.state import ScanState, TreeState
 
 
 class Layout(NamedTuple):
@@ -58,10 +58,11 @@ def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: Lengths
     return Layout(Lengths.of(new), length, batch * length)
 
 
-def check_state(state: ScanState, elements: Tensor, layout: Layout) -> None:
+def check_state(state: TreeState, elements: Tensor, layout: Layout, kind: type[TreeState] = ScanState) -> None:
     """Raise an error if a state cannot be continued with these elements."""
-    if not isinstance(state, ScanState):
-        raise TypeError(f"state must be a ScanState, as an earlier scan returned it; got {type(state).__name__}")
+    if not isinstance(state, kind):
+        expected = f"a {kind.__name__}, as an earlier {'scan' if kind is ScanState else 'tree'} returned it"
+        raise TypeError(f"state must be {expected}; got {type(state).__name__}")
     if len(state) != layout.new.num_rows:
         what = "documents" if layout.row_stride is None else "rows of the batch"
         raise ValueError(f"state has {len(state)} rows, but there are {layout.new.num_rows} {what}")

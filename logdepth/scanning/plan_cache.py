@@ -1,8 +1,13 @@
-"""A cache of plans, so that a training loop builds the plan of each shape once. Its size in bytes is bounded."""
+"""A cache of plans, so that a training loop builds the plan of each shape once. Its size in bytes is bounded.
+
+A plan is whatever depends on lengths only: index lists of a scan, of a tree's readers, or of a block of a model.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import partial
 from threading import Lock
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -17,6 +22,18 @@ PLAN_OVERHEAD_BYTES = 16 * 2**10
 """Bytes counted per plan in addition to its indices, so that the number of small plans is bounded too."""
 
 
+class Sized(Protocol):
+    """A plan of any kind."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its index arrays."""
+        ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
 class PlanCache:
     """A least-recently-used cache of plans with a maximum size in bytes. The newest plan is kept regardless of size."""
 
@@ -24,7 +41,7 @@ class PlanCache:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_built = 0
-        self._plans: OrderedDict[object, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Sized] = OrderedDict()
         self._lock = Lock()
 
     def plan(
@@ -37,25 +54,33 @@ class PlanCache:
         """
         prefixed = above.common > 0 if above.common is not None else (above.array() > 0).tobytes()
         key = (below.key, prefixed, layout.new.key, layout.row_stride, device, every_prefix)
+
+        def build() -> Plan:
+            return build_plan(
+                old=below.array(),
+                new=layout.new.array(),
+                prefixed=above.array() > 0,
+                starts=layout.starts(),
+                num_elements=layout.num_elements,
+                every_prefix=every_prefix,
+                as_index=partial(index_on, device),
+            )
+
+        return self.get(key, device, build)
+
+    def get(self, key: Hashable, device: torch.device, build: Callable[[], T]) -> T:
+        """Return the plan with this key, whose indices are on `device`. It is built if it is not in the cache."""
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
+            found = self._plans.get(key)
+            if found is not None:
                 self._plans.move_to_end(key)
-                keep(plan)
-                return plan
+                keep(found)
+                return cast(T, found)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "cannot plan a scan of new lengths during CUDA graph capture; run it once before the capture"
             )
-        plan = build_plan(
-            old=below.array(),
-            new=layout.new.array(),
-            prefixed=above.array() > 0,
-            starts=layout.starts(),
-            num_elements=layout.num_elements,
-            every_prefix=every_prefix,
-            as_index=partial(index_on, device),
-        )
+        plan = build()
         with self._lock:
             self.num_built += 1
             # Under a mode with its own tensor type, such as FakeTensorMode, the indices are unusable outside the mode.
@@ -82,8 +107,9 @@ class PlanCache:
             self.num_bytes = 0
 
 
-def _bytes_of(plan: Plan) -> int:
-    return PLAN_OVERHEAD_BYTES + plan.nbytes + sum(plan.derived_nbytes.values())
+def _bytes_of(plan: Sized) -> int:
+    derived = sum(plan.derived_nbytes.values()) if isinstance(plan, Plan) else 0
+    return PLAN_OVERHEAD_BYTES + plan.nbytes + derived
 
 
 PLANS = PlanCache(MAX_CACHE_BYTES)

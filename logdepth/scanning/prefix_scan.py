@@ -15,7 +15,7 @@ from logdepth.scanning.lengths import Lengths
 from logdepth.scanning.merge import Operator, OperatorPair, check_width, checked_pair, operator_pair
 from logdepth.scanning.plan import Plan
 from logdepth.scanning.plan_cache import PLANS
-from logdepth.scanning.state import ScanState, last_prefixes
+from logdepth.scanning.state import ScanState, joined_table, last_prefixes, split_table
 from logdepth.scanning.sweep import SelfSweepingOperator, Swept, sweep
 from logdepth.shapes import Batch, Blocks, Packed, Roots, Rows
 
@@ -81,12 +81,12 @@ def scan(
         swept = run_sweeps(plan, flat, nothing, nothing, nothing)
     else:
         # Levels that the new elements do not change come first in the tables and are kept.
-        kept, stored = _split_table(state.blocks, plan.num_stored, nothing)
-        kept_prefixes, stored_prefixes = _split_table(state.prefixes, plan.num_stored, nothing)
+        kept, stored = split_table(state.blocks, plan.num_stored, nothing)
+        kept_prefixes, stored_prefixes = split_table(state.prefixes, plan.num_stored, nothing)
         edges = last_prefixes(kept_prefixes, above)
         swept = run_sweeps(plan, flat, stored, stored_prefixes, edges)
-    blocks = _joined_table(kept, swept.blocks, plan.by_document)
-    prefixes = _joined_table(kept_prefixes, swept.prefixes, plan.by_document)
+    blocks = joined_table(kept, swept.blocks, plan.by_document)
+    prefixes = joined_table(kept_prefixes, swept.prefixes, plan.by_document)
     return ScanResult(_with_padding(swept.outputs, plan).view(elements.shape), ScanState(total, blocks, prefixes))
 
 
@@ -133,21 +133,6 @@ def _bound_sweep(
 
 def _empty_state(lengths: Lengths, elements: Tensor) -> ScanState:
     return ScanState.empty(lengths.num_rows, elements.shape[-1], dtype=elements.dtype, device=elements.device)
-
-
-def _split_table(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
-    """Split off the last `num_last` rows of a table."""
-    if not num_last:
-        return table, nothing
-    num_first = table.shape[0] - num_last
-    return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
-
-
-def _joined_table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
-    """Concatenate the parts of a new state's table. This always copies, so that the state owns its storage."""
-    if order is not None:
-        parts = [torch.cat(parts).index_select(0, order)]
-    return torch.cat([kept, *parts])
 
 
 def _with_padding(outputs: Rows, plan: Plan) -> Rows:

@@ -10,7 +10,10 @@ It restates the up-sweep and down-sweep of "Log-Depth Recurrent Language Modelin
 For example, prefix(13) = (block(3, 0) ⊙ block(2, 2)) ⊙ block(0, 12). prefix(n) depends only on the first n elements.
 """
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from logdepth.scanning.merge import Operator, OperatorPair, operator_pair
 from logdepth.shapes import Batch, Rows
@@ -22,12 +25,37 @@ def scan(operator: Operator | OperatorPair, elements: Batch) -> Batch:
     return torch.stack(rows) if rows else elements
 
 
-def sequence_prefixes(operator: Operator | OperatorPair, elements: Rows) -> list[torch.Tensor]:
+def sequence_prefixes(operator: Operator | OperatorPair, elements: Rows) -> list[Tensor]:
     """Return the prefixes of lengths 1 … n of one sequence `[n, width]`, each of shape `[width]`."""
     up, down = operator_pair(operator)
-    built: dict[tuple[int, int], torch.Tensor] = {}
 
-    def block(level: int, index: int) -> torch.Tensor:
+    def prefix(blocks: dict[int, Tensor]) -> Tensor:
+        state = None
+        for level in sorted(blocks, reverse=True):
+            state = blocks[level] if state is None else down(state[None], blocks[level][None])[0]
+        assert state is not None
+        return state
+
+    return [prefix(blocks) for blocks in sequence_blocks(up, elements)]
+
+
+def sequence_blocks(operator: Operator, elements: Rows) -> list[dict[int, Tensor]]:
+    """Return the blocks of the prefixes of lengths 1 … n of one sequence `[n, width]`.
+
+    Those of a prefix are in a dictionary by level, from the latest (smallest) to the earliest (largest).
+    """
+    block = _blocks(operator, elements)
+    lengths = range(1, len(elements) + 1)
+    return [
+        {level: block(level, (length >> level) - 1) for level in range(length.bit_length()) if length >> level & 1}
+        for length in lengths
+    ]
+
+
+def _blocks(up: Operator, elements: Rows) -> Callable[[int, int], Tensor]:
+    built: dict[tuple[int, int], Tensor] = {}
+
+    def block(level: int, index: int) -> Tensor:
         if level == 0:
             return elements[index]
         if (level, index) not in built:
@@ -35,14 +63,4 @@ def sequence_prefixes(operator: Operator | OperatorPair, elements: Rows) -> list
             built[level, index] = up(left[None], right[None])[0]
         return built[level, index]
 
-    def prefix(length: int) -> torch.Tensor:
-        state, done = None, 0
-        for level in reversed(range(length.bit_length())):
-            if length >> level & 1:
-                following = block(level, done >> level)
-                state = following if state is None else down(state[None], following[None])[0]
-                done += 1 << level
-        assert state is not None
-        return state
-
-    return [prefix(length) for length in range(1, len(elements) + 1)]
+    return block

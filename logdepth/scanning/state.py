@@ -1,11 +1,11 @@
-"""The state from which a later scan continues: O(log n) blocks and prefixes per row.
+"""The states from which a later scan, or a later tree, continues: O(log n) blocks per row.
 
-For a row of length n the state contains one block for each set bit of n, which is a complete subtree of that size, and
-the prefix that ends with that block.
+For a row of length n a state contains one block for each set bit of n, which is a complete subtree of that size. The
+state of a scan also contains the prefix that ends with that block.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,20 +19,21 @@ from logdepth.shapes import Blocks, Roots
 STATE_VERSION = 1
 
 
-class ScanState:
-    """The immutable state of a batch of scans, with one row per sequence. Rows may have different lengths.
+class TreeState:
+    """The immutable blocks of a batch of sequences, with one row per sequence. Rows may have different lengths.
 
-    The two tables are ordered by level, highest first, and then by row. They own their storage and are not views of the
-    scan's results. They remain part of the autograd graph; `detach()` removes them from it.
+    The table is ordered by level, highest first, and then by row. It owns its storage. It remains part of the autograd
+    graph; `detach()` removes it.
     """
 
-    __slots__ = ("blocks", "prefixes", "row_lengths")
+    __slots__ = ("blocks", "row_lengths")
+    tables: ClassVar[tuple[str, ...]] = ("blocks",)
+    """The names of the tables, which are all ordered alike."""
 
-    def __init__(self, row_lengths: Lengths, blocks: Blocks, prefixes: Blocks) -> None:
-        """Create a state from its tables. Users get states from `scan`, `empty` and `from_state_dict` instead."""
+    def __init__(self, row_lengths: Lengths, blocks: Blocks) -> None:
+        """Create a state from its table. Users get states from `build_tree` and `empty` instead."""
         self.row_lengths = row_lengths
         self.blocks = blocks
-        self.prefixes = prefixes
 
     @classmethod
     def empty(
@@ -42,7 +43,7 @@ class ScanState:
         if batch < 0 or width < 0:
             raise ValueError(f"batch and width must not be negative; got {batch} and {width}")
         nothing = torch.empty(0, width, dtype=dtype, device=device)
-        return cls(Lengths(batch, 0, None), nothing, nothing)
+        return cls(Lengths(batch, 0, None), *[nothing for _ in cls.tables])
 
     @property
     def lengths(self) -> Tensor:
@@ -67,7 +68,7 @@ class ScanState:
     @property
     def nbytes(self) -> int:
         """Bytes of storage that the state occupies on its device."""
-        return self.blocks.untyped_storage().nbytes() + self.prefixes.untyped_storage().nbytes()
+        return sum(table.untyped_storage().nbytes() for table in self._tables())
 
     def __len__(self) -> int:
         return self.row_lengths.num_rows
@@ -75,22 +76,16 @@ class ScanState:
     def __repr__(self) -> str:
         lengths = self.row_lengths.array().tolist()
         shown = f"{lengths[:8]}"[:-1] + ", …]" if len(lengths) > 8 else f"{lengths}"
-        return f"ScanState(lengths={shown}, width={self.width}, dtype={self.dtype}, device='{self.device}')"
+        name = type(self).__name__
+        return f"{name}(lengths={shown}, width={self.width}, dtype={self.dtype}, device='{self.device}')"
 
     def detach(self) -> Self:
         """Return the state detached from the autograd graph, for truncated back-propagation through time."""
-        return type(self)(self.row_lengths, self.blocks.detach(), self.prefixes.detach())
+        return self._of(self.row_lengths, [table.detach() for table in self._tables()])
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the state on another device or in another dtype. The arguments are those of `torch.Tensor.to`."""
-        return type(self)(self.row_lengths, self.blocks.to(*args, **kwargs), self.prefixes.to(*args, **kwargs))
-
-    def last_prefixes(self) -> Roots:
-        """Return the last prefix of each row, `[batch, width]`, from which to predict the next element."""
-        empty = np.flatnonzero(self.row_lengths.array() == 0)
-        if empty.size:
-            raise ValueError(f"row {empty[0]} of the state is empty and has no prefix; scan at least one element first")
-        return last_prefixes(self.prefixes, self.row_lengths).clone()
+        return self._of(self.row_lengths, [table.to(*args, **kwargs) for table in self._tables()])
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """Return the state of the given rows, in the given order. Rows may be repeated (beam search) or omitted."""
@@ -101,9 +96,7 @@ class ScanState:
         lengths = self.row_lengths.array()
         held, table = table_rows(lengths, self.row_lengths.longest.bit_length())
         index = index_on(self.device, table[:, chosen][held[:, chosen]])
-        return type(self)(
-            Lengths.of(lengths[chosen]), self.blocks.index_select(0, index), self.prefixes.index_select(0, index)
-        )
+        return self._of(Lengths.of(lengths[chosen]), [one.index_select(0, index) for one in self._tables()])
 
     @classmethod
     def concatenate(cls, states: Sequence[Self]) -> Self:
@@ -112,7 +105,7 @@ class ScanState:
             raise ValueError("concatenate needs at least one state")
         first = states[0]
         for state in states:
-            if not isinstance(state, ScanState):
+            if not isinstance(state, cls):
                 raise TypeError(f"concatenate takes states; got {type(state).__name__}")
             if (state.width, state.dtype, state.device) != (first.width, first.dtype, first.device):
                 raise ValueError(f"states must have the same width, dtype and device; got {first} and {state}")
@@ -123,11 +116,39 @@ class ScanState:
         held = np.concatenate([held for held, _ in tables], axis=1)
         table = np.concatenate([start + table for start, (_, table) in zip(starts, tables, strict=True)], axis=1)
         index = index_on(first.device, table[held])
-        return cls(
-            Lengths.of(np.concatenate(lengths)),
-            torch.cat([state.blocks for state in states]).index_select(0, index),
-            torch.cat([state.prefixes for state in states]).index_select(0, index),
-        )
+        joined = [
+            torch.cat(alike).index_select(0, index) for alike in zip(*(one._tables() for one in states), strict=True)
+        ]
+        return cls(Lengths.of(np.concatenate(lengths)), *joined)
+
+    def _tables(self) -> list[Blocks]:
+        return [getattr(self, name) for name in self.tables]
+
+    def _of(self, row_lengths: Lengths, tables: Sequence[Blocks]) -> Self:
+        return type(self)(row_lengths, *tables)
+
+
+class ScanState(TreeState):
+    """The immutable state of a batch of scans, with one row per sequence. Rows may have different lengths.
+
+    The two tables are ordered by level, highest first, and then by row. They own their storage and are not views of the
+    scan's results. They remain part of the autograd graph; `detach()` removes them from it.
+    """
+
+    __slots__ = ("prefixes",)
+    tables = ("blocks", "prefixes")
+
+    def __init__(self, row_lengths: Lengths, blocks: Blocks, prefixes: Blocks) -> None:
+        """Create a state from its tables. Users get states from `scan`, `empty` and `from_state_dict` instead."""
+        super().__init__(row_lengths, blocks)
+        self.prefixes = prefixes
+
+    def last_prefixes(self) -> Roots:
+        """Return the last prefix of each row, `[batch, width]`, from which to predict the next element."""
+        empty = np.flatnonzero(self.row_lengths.array() == 0)
+        if empty.size:
+            raise ValueError(f"row {empty[0]} of the state is empty and has no prefix; scan at least one element first")
+        return last_prefixes(self.prefixes, self.row_lengths).clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state as named tensors, for `torch.save` or safetensors."""
@@ -183,3 +204,18 @@ def last_prefixes(prefixes: Blocks, lengths: Lengths) -> Blocks:
     held, table = table_rows(lengths.array(), lengths.longest.bit_length())
     last = np.where(held, table, -1).max(axis=0)
     return prefixes.index_select(0, index_on(prefixes.device, last[last >= 0]))
+
+
+def split_table(table: Blocks, num_last: int, nothing: Blocks) -> tuple[Blocks, Blocks]:
+    """Split off the last `num_last` rows of a table."""
+    if not num_last:
+        return table, nothing
+    num_first = table.shape[0] - num_last
+    return table.narrow(0, 0, num_first), table.narrow(0, num_first, num_last)
+
+
+def joined_table(kept: Blocks, parts: list[Blocks], order: Tensor | None) -> Blocks:
+    """Concatenate the parts of a new state's table. This always copies, so that the state owns its storage."""
+    if order is not None:
+        parts = [torch.cat(parts).index_select(0, order)]
+    return torch.cat([kept, *parts])

@@ -1,11 +1,11 @@
-"""The scan state of a batch as two tables of fixed size, which each new element changes in place.
+"""The state of a scan or a tree as tables of fixed size, which each new element changes in place.
 
 `blocks[l]` is the block of level l where bit l of a row's length is set. `prefixes[l]` is the fold of all blocks of
 level l and above: where bit l is not set, the prefix onto which a new block of level l is folded. Other entries mean
 nothing.
 """
 
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,33 +14,29 @@ from torch import Tensor
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Bools, Ints, Lengths
 from logdepth.scanning.merge import Operator, OperatorPair, operator_pair
-from logdepth.scanning.state import ScanState, table_rows
+from logdepth.scanning.state import ScanState, TreeState, table_rows
 from logdepth.scanning.step import Apart, Together
 from logdepth.shapes import Roots, Rows
 
 
-class StaticScanState:
-    """`blocks` and `prefixes`, `[levels, batch + 1, width]`. The last row of a level belongs to no row of the batch."""
+class StaticTreeState:
+    """`blocks`, `[levels, batch + 1, width]`. The last row of a level belongs to no row of the batch."""
 
     steps_differ = True
+    kind: ClassVar[type[TreeState]] = TreeState
+    """The state in memory that grows; its tables are those of this one."""
 
-    def __init__(self, blocks: Tensor, prefixes: Tensor) -> None:
-        self.blocks, self.prefixes = blocks, prefixes
+    def __init__(self, blocks: Tensor) -> None:
+        self.blocks = blocks
         self.batch = blocks.shape[1] - 1
 
     @classmethod
-    def of(cls, state: ScanState, levels: int | None = None) -> Self:
+    def of(cls, state: Any, levels: int | None = None) -> Self:
         """A copy of the state, with room for this many levels; by default for one more than it needs."""
         levels = state.row_lengths.longest.bit_length() + 1 if levels is None else levels
-        zeros = torch.zeros(levels, len(state) + 1, state.width, dtype=state.dtype, device=state.device)
-        tables = cls(zeros, zeros.clone())
-        held, table = table_rows(state.row_lengths.array(), levels)
-        # Below a held level, and down to the next, the prefix that ends with its block stays the last one.
-        ending = np.maximum.accumulate(np.where(held, table, -1), axis=0)
-        blocks, prefixes = tables._flat()
-        blocks.index_copy_(0, index_on(state.device, _places(held)), state.blocks)
-        source = index_on(state.device, ending[ending >= 0])
-        prefixes.index_copy_(0, index_on(state.device, _places(ending >= 0)), state.prefixes.index_select(0, source))
+        shape = (levels, len(state) + 1, state.width)
+        tables = cls(*[torch.zeros(shape, dtype=state.dtype, device=state.device) for _ in cls.kind.tables])
+        tables._fill(state, *table_rows(state.row_lengths.array(), levels))
         return tables
 
     @property
@@ -53,20 +49,23 @@ class StaticScanState:
         missing = longest.bit_length() - len(self.blocks)
         if missing <= 0:
             return
-        more = self.blocks.new_zeros(missing + 1, *self.blocks.shape[1:])
-        self.blocks, self.prefixes = torch.cat([self.blocks, more]), torch.cat([self.prefixes, more])
+        for name, table in zip(self.kind.tables, self.tables, strict=True):
+            setattr(self, name, torch.cat([table, table.new_zeros(missing + 1, *table.shape[1:])]))
 
     def update(self, state: Self) -> None:
         assert state is self  # `advance` has changed it already
 
-    def state(self, lengths: Ints, rows: Ints) -> ScanState:
+    def state(self, lengths: Ints, rows: Ints) -> Any:
         """The given rows as a scan would have left them; `lengths` are those of all rows."""
         levels = int(lengths[rows].max(initial=0)).bit_length()
         held, _ = table_rows(lengths[rows], levels)
         level, place = np.nonzero(held)
         index = index_on(self.blocks.device, (levels - 1 - level) * (self.batch + 1) + rows[place])
-        blocks, prefixes = self._flat()
-        return ScanState(Lengths.of(lengths[rows]), blocks.index_select(0, index), prefixes.index_select(0, index))
+        return self.kind(Lengths.of(lengths[rows]), *[one.flatten(0, 1).index_select(0, index) for one in self.tables])
+
+    @property
+    def tables(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.kind.tables]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,7 +73,52 @@ class StaticScanState:
 
     @property
     def nbytes(self) -> int:
-        return self.blocks.nbytes + self.prefixes.nbytes
+        return sum(one.nbytes for one in self.tables)
+
+    def carry(
+        self, operator: Operator, elements: Rows, shape: Together | Apart, index: Tensor, tokens_as_bits: int
+    ) -> None:
+        """Absorbs an element of every row whose new token completes one, without any fold.
+
+        An element is 2^`tokens_as_bits` tokens, and `shape` is the step of one more token. So a row completes an
+        element if its token carries through the lowest bits, and carries on with it through the bits above.
+        """
+        if isinstance(shape, Together):
+            if shape.carry >= tokens_as_bits:
+                for level in range(shape.carry - tokens_as_bits):
+                    elements = self._merged(operator, self.blocks[level, : self.batch], elements)
+                self.blocks[shape.carry - tokens_as_bits, : self.batch] = elements
+            return
+        lists, slots = shape.lists(index), (self.batch, *shape.merges)
+        below, counts = slots[:tokens_as_bits], slots[tokens_as_bits:]
+        if not counts:
+            return
+        made = [elements.index_select(0, lists.order[: counts[0]])]
+        for level, count in enumerate(counts[1:]):
+            left = self.blocks[level].index_select(0, lists.order[:count])
+            made.append(self._merged(operator, left, made[-1][:count]))
+        # Slots may hold rows that complete nothing: what these would write goes where nobody reads.
+        source = lists.made[: counts[0]] - sum(below)
+        place = (lists.held[: counts[0]] - tokens_as_bits * (self.batch + 1)).where(source >= 0, self.batch)
+        self.blocks.flatten(0, 1).index_copy_(0, place, torch.cat(made).index_select(0, source.clamp(min=0)))
+
+    def _fill(self, state: Any, held: Bools, table: Ints) -> None:
+        """Copies the state's tables; `held` and `table` are those of `table_rows`."""
+        del table
+        self.blocks.flatten(0, 1).index_copy_(0, index_on(state.device, _places(held)), state.blocks)
+
+    def _merged(self, operator: Operator, left: Rows, right: Rows) -> Rows:
+        return operator(left, right).to(self.blocks.dtype)  # autocast must not decide what states are
+
+
+class StaticScanState(StaticTreeState):
+    """`blocks` and `prefixes`, `[levels, batch + 1, width]`. The last row of a level belongs to no row of the batch."""
+
+    kind = ScanState
+
+    def __init__(self, blocks: Tensor, prefixes: Tensor) -> None:
+        super().__init__(blocks)
+        self.prefixes = prefixes
 
     def advance(
         self, operator: Operator | OperatorPair, leaves: Roots, shape: Together | Apart, index: Tensor
@@ -113,8 +157,13 @@ class StaticScanState:
             block = torch.cat([self._merged(down, above, folding), block])
         prefixes.index_copy_(0, lists.written, block.index_select(0, lists.ending))
 
-    def _merged(self, operator: Operator, left: Rows, right: Rows) -> Rows:
-        return operator(left, right).to(self.blocks.dtype)  # autocast must not decide what states are
+    def _fill(self, state: Any, held: Bools, table: Ints) -> None:
+        super()._fill(state, held, table)
+        # Below a held level, and down to the next, the prefix that ends with its block stays the last one.
+        ending = np.maximum.accumulate(np.where(held, table, -1), axis=0)
+        source = index_on(state.device, ending[ending >= 0])
+        places = index_on(state.device, _places(ending >= 0))
+        self.prefixes.flatten(0, 1).index_copy_(0, places, state.prefixes.index_select(0, source))
 
     def _flat(self) -> tuple[Rows, Rows]:
         return self.blocks.flatten(0, 1), self.prefixes.flatten(0, 1)

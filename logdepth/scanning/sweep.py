@@ -56,12 +56,7 @@ def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, pr
         edges: prefixes that end where the plan's subtrees begin, one for each document that has such a prefix.
     """
     up, down = operator
-    fresh = take(plan.elements, elements)
-    nodes = [fresh]
-    for level in plan.levels[:-1]:
-        fresh = up(take(level.up_left, blocks, fresh), take(level.up_right, fresh))
-        nodes.append(fresh)
-
+    nodes = up_sweep(up, plan, elements, blocks)
     before = elements.narrow(0, 0, 0)
     new_blocks: list[Blocks] = []
     new_prefixes: list[Blocks] = []
@@ -76,6 +71,22 @@ def sweep(operator: OperatorPair, plan: Plan, elements: Rows, blocks: Blocks, pr
             new_blocks += take_parts(level.blocks, blocks, fresh)
         before = take(level.before, prefixes, fresh, folded, extended, edges)
     return Swept(take(plan.outputs, before), new_blocks, new_prefixes)
+
+
+def up_sweep(up: Operator, plan: Plan, elements: Rows, blocks: Blocks) -> list[Rows]:
+    """Return the fresh nodes of each level of `plan`, lowest first. The other arguments are those of `sweep`."""
+    fresh = take(plan.elements, elements)
+    nodes = [fresh]
+    for level in plan.levels[:-1]:
+        fresh = up(take(level.up_left, blocks, fresh), take(level.up_right, fresh))
+        nodes.append(fresh)
+    return nodes
+
+
+def new_blocks(plan: Plan, nodes: list[Rows], blocks: Blocks) -> list[Blocks]:
+    """Return the new state's blocks in parts, highest level first. `nodes` are those of `up_sweep`."""
+    levels = range(plan.lowest, len(plan.levels))
+    return [part for level in reversed(levels) for part in take_parts(plan.levels[level].blocks, blocks, nodes[level])]
 
 
 def take(rows: RowsToTake, *matrices: Tensor) -> Tensor:
