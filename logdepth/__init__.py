@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 from logdepth.version import __version__
 
 if TYPE_CHECKING:
+    from logdepth.blocks.memory import MemoryLayer
     from logdepth.blocks.scan import ScanLayer
     from logdepth.models import LM
     from logdepth.recipes import recipe
-    from logdepth.scanning import ScanResult, ScanState, reduce, scan
+    from logdepth.scanning import ScanResult, ScanState, Tree, TreeState, build_tree, reduce, scan
     from logdepth.trained import TrainedModel, load, train
 
 _MODULES = {
     "LM": "logdepth.models",
+    "MemoryLayer": "logdepth.blocks.memory",
     "ScanLayer": "logdepth.blocks.scan",
     "ScanResult": "logdepth.scanning",
     "ScanState": "logdepth.scanning",
+    "Tree": "logdepth.scanning",
+    "TreeState": "logdepth.scanning",
     "TrainedModel": "logdepth.trained",
+    "build_tree": "logdepth.scanning",
     "load": "logdepth.trained",
     "recipe": "logdepth.recipes",
     "reduce": "logdepth.scanning",
@@ -29,11 +34,15 @@ and so that the scan needs only torch and numpy."""
 
 __all__ = [
     "LM",
+    "MemoryLayer",
     "ScanLayer",
     "ScanResult",
     "ScanState",
     "TrainedModel",
+    "Tree",
+    "TreeState",
     "__version__",
+    "build_tree",
     "load",
     "recipe",
     "reduce",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from logdepth.blocks import KeyValueState
-from logdepth.scanning import ScanState
+from logdepth.scanning import TreeState
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -18,8 +18,8 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
     """Every tensor of a state, of however many parts."""
     if isinstance(state, Tensor):
         yield state
-    elif isinstance(state, ScanState):
-        yield from (state.lengths, state.blocks, state.prefixes)
+    elif isinstance(state, TreeState):
+        yield from (state.lengths, *(getattr(state, table) for table in state.tables))
     elif state is not None:
         for part in state:
             yield from tensors_of(part)
@@ -38,7 +38,7 @@ def same_state(actual: Any, expected: Any) -> None:
                 close(one, other)
     elif isinstance(actual, Tensor):
         close(actual, expected)
-    elif isinstance(actual, ScanState):
+    elif isinstance(actual, TreeState):
         for one, other in zip(tensors_of(actual), tensors_of(expected), strict=True):
             close(one, other)
     elif actual is not None:

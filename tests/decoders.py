@@ -1,6 +1,6 @@
 """Decoders of small models for tests: their steps beside the model's, their graphs rehearsed without a GPU."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from logdepth.blocks.block import StaticTensors
 from logdepth.decoding import Decoder
 from logdepth.models import LM, LMState
 from logdepth.ops import FrozenTable
-from logdepth.scanning.static_state import StaticScanState
+from logdepth.scanning.static_state import StaticTreeState
 from tests.block_states import close, same_state
 from tests.small_models import SMALL_MODELS, VOCAB, small_model
 
@@ -48,13 +48,13 @@ class Rehearsed:
 
 def static_tensors(state: Any) -> Iterator[Tensor]:
     """The memory of static states."""
-    if isinstance(state, StaticScanState):
-        yield from (state.blocks, state.prefixes)
+    if isinstance(state, StaticTreeState):
+        yield from state.tables
     elif isinstance(state, StaticKeyValues):
         yield from (state.keys, state.values, state.positions)
     elif isinstance(state, StaticTensors):
         yield from state.tensors
-    elif state is not None:
+    elif isinstance(state, Iterable):
         for part in state:
             yield from static_tensors(part)
 

@@ -19,6 +19,11 @@ LM_BLOCKS: dict[str, tuple[str, ...]] = {
     "scan-bare": ("scan:operator=mlp-ldru,conv=0,gate=false,norm=layer",),
     "scan-up": ("scan:heads=2,conv=2,post_merge=up,state_width=8",),
     "scan-every": ("scan:conv=1,post_merge=every,recompute=true",),
+    "memory-chunk-4": ("memory:chunk=4,heads=2,write_strength=2", "mlp"),
+    "memory-fold": ("memory:chunk=4,heads=2,reading=fold,write_strength=2,conv=2",),
+    "memory-bare": ("memory:chunk=2,heads=3,levels=2,conv=0,gate=false,norm=layer,key_width=3,value_width=5",),
+    "memory-chunk-1": ("memory:chunk=1,heads=1,conv=1",),
+    "memory-window": ("memory:chunk=2,heads=2", "attention:heads=2,window=5", "mlp"),
     "scan-affine": ("scan:operator=affine,heads=3",),
     "paper-layer-blocks": ("paper-layer:operator.width=8,post_merge=up", "paper-layer:operator.width=6,residual=false"),
     "rope": ("attention:heads=2,qk_norm=true", "mlp:activation=swiglu,norm=layer,bias=true"),
@@ -43,7 +48,11 @@ HYBRID = LMConfig(
     initialisation="gpt2",
 )
 
-SMALL_BLOCKS = {**{name: name for name in BLOCKS}, "paper-layer": "paper-layer:operator.width=8"}
+SMALL_BLOCKS = {
+    **{name: name for name in BLOCKS},
+    "paper-layer": "paper-layer:operator.width=8",
+    "memory": "memory:chunk=4",  # so that there are chunks to read
+}
 """Every block with its defaults, for models of width 16: one that is added to `BLOCKS` is tested with the others."""
 
 SMALL_MODELS: dict[str, ModelConfig] = {

@@ -1,5 +1,6 @@
 """Blocks in one word: every config has a text, every text a config, and mistakes are told in one line."""
 
+import contextlib
 import dataclasses
 import typing
 from typing import Any
@@ -69,7 +70,13 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             strategies[field.name] = st.integers(1, 1000)
         elif hint == int | None:
             strategies[field.name] = st.none() | st.integers(1, 1000)
-    return st.fixed_dictionaries({}, optional=strategies).map(lambda fields: kind(**fields))
+
+    def accepted(fields: dict[str, Any]) -> Any:
+        with contextlib.suppress(ValueError):
+            return kind(**fields)
+        return None
+
+    return st.fixed_dictionaries({}, optional=strategies).map(accepted).filter(bool)
 
 
 @every_block

@@ -41,8 +41,9 @@ def test_the_core_imports_torch_and_numpy_alone() -> None:
 
 
 def test_public_names() -> None:
-    functions = {"load", "recipe", "reduce", "scan", "train"}
-    expected = {"LM", "ScanLayer", "ScanResult", "ScanState", "TrainedModel"} | functions
+    functions = {"build_tree", "load", "recipe", "reduce", "scan", "train"}
+    classes = {"LM", "MemoryLayer", "ScanLayer", "ScanResult", "ScanState", "TrainedModel", "Tree", "TreeState"}
+    expected = classes | functions
     assert set(logdepth.__all__) == expected | {"__version__"}
     for name in expected:
         assert callable(getattr(logdepth, name)), name

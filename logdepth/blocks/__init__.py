@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any, Union
 from logdepth.blocks.attention import AttentionBlock, AttentionConfig, KeyValueState
 from logdepth.blocks.block import Block, BlockState, StaticState, TensorState
 from logdepth.blocks.layout import Layout, StepLayout
+from logdepth.blocks.memory import MemoryBlock, MemoryConfig, MemoryLayer
 from logdepth.blocks.mlp import MLPBlock, MLPConfig
 from logdepth.blocks.paper_layer import PaperLayer, PaperLayerConfig
 from logdepth.blocks.scan import ScanBlock, ScanConfig, ScanLayer
 
 BLOCKS: dict[str, Any] = {
     "scan": ScanConfig,
+    "memory": MemoryConfig,
     "paper-layer": PaperLayerConfig,
     "attention": AttentionConfig,
     "mlp": MLPConfig,
@@ -33,6 +35,9 @@ __all__ = [
     "Layout",
     "MLPBlock",
     "MLPConfig",
+    "MemoryBlock",
+    "MemoryConfig",
+    "MemoryLayer",
     "PaperLayer",
     "PaperLayerConfig",
     "ScanBlock",

@@ -1,0 +1,455 @@
+"""MemoryLayer, a tree of keyed memories as a layer of any model, and MemoryBlock, which puts it into a residual stream.
+
+Per head, a token writes its value v at its key k into a matrix, and erases what was there:
+(M, S) = (α(I − βkkᵀ), βkvᵀ), and (M_L, S_L) ⊙ (M_R, S_R) = (M_R M_L, M_R S_L + S_R). The leaves of the tree are chunks
+of tokens. A token reads its own chunk up to itself, and then the blocks of the binary decomposition of the chunks
+before it, from the latest to the earliest:
+
+    q, k, v = SiLU(conv(W h)), q and k of length 1       β = strength · σ(w_β·h)       α = exp(−softplus(w_α·h + b))
+    o = q S_own + Σ_l λ_l q_l S_l,   q_l = q M_own … M of the blocks that were read before
+    λ_l = softplus(u·h + (w·h) · l/2 + bias_l + softplus⁻¹(1))
+    y = W_out (SiLU(W_gate h) ∘ RMSNorm(o))
+
+With λ = 1, and always with `reading="fold"`, it is the gated delta rule, o = q S of everything before.
+`ops/delta_rule_reference.py` is the definition.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from logdepth.blocks.block import Block, StaticState, StaticTensors, TensorState
+from logdepth.blocks.layout import Layout, StepLayout
+from logdepth.blocks.pieces import Pieces, pieces_of
+from logdepth.blocks.short_conv import ShortConv
+from logdepth.operators.matrix_affine import MatrixAffineOperator
+from logdepth.ops import (
+    Linear,
+    NormName,
+    RMSNorm,
+    delta_chunk,
+    delta_step,
+    norm_named,
+    normalised,
+    without_autocast,
+)
+from logdepth.ranges import check_dropouts
+from logdepth.scanning import LengthsLike, TreeState, build_tree, scan
+from logdepth.scanning.lengths import Ints
+from logdepth.scanning.static_state import StaticTreeState
+
+INVERSE_SOFTPLUS_OF_ONE = math.log(math.expm1(1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """A tree of keyed memories with the gated delta rule, in a residual stream."""
+
+    heads: int = 8
+    """Number of heads, each with a memory of its own."""
+    key_width: int | None = None
+    """Width of a head's queries and keys; by default the model's width divided by the number of heads."""
+    value_width: int | None = None
+    """Width of a head's values; by default likewise."""
+    chunk: int = 64
+    """Tokens of a leaf of the tree, a power of two. Reading by levels, it is part of the model."""
+    conv: int = 4
+    """Tokens that a causal depthwise convolution of queries, keys and values reads; 0: no convolution."""
+    reading: Literal["levels", "fold"] = "levels"
+    """How a prefix is read: block by block with a weight for each level, or as their fold (the gated delta rule)."""
+    levels: int = 3
+    """Levels of the tree with weights of their own; higher ones share the last. Training on n tokens reaches
+    log2(n / chunk) levels: with more than these, weights that were never trained are used at longer contexts."""
+    write_strength: float = 1.0
+    """The largest share β that a write replaces of what is stored at its key, up to 2 (negative eigenvalues)."""
+    gate: bool = True
+    """Whether the output is multiplied by SiLU(W_gate · norm(x))."""
+    norm: NormName = "rms"
+    """Norm before the block: layer or rms."""
+    dropout: float = 0.0
+    """Dropout on what the block adds to the residual stream."""
+
+    def __post_init__(self) -> None:
+        widths = [one for one in (self.key_width, self.value_width) if one is not None]
+        if min(self.heads, self.levels, *widths) < 1 or self.conv < 0:
+            raise ValueError("heads, levels, key_width and value_width must be at least 1, and conv at least 0")
+        if self.chunk < 1 or self.chunk & (self.chunk - 1):
+            raise ValueError(f"chunk must be a power of two; got {self.chunk}")
+        if self.reading not in ("levels", "fold"):
+            raise ValueError(f"reading must be levels or fold; got '{self.reading}'")
+        if not 0 < self.write_strength <= 2:
+            raise ValueError(f"write_strength must be above 0 and at most 2; got {self.write_strength}")
+        check_dropouts(self)
+
+    def build(self, dim: int) -> "MemoryBlock":
+        return MemoryBlock(dim, self)
+
+
+class MemoryState(NamedTuple):
+    """The memory of every row, read by levels: O(log n) blocks, the open chunk, and the last inputs of the convolution.
+
+    Read as a fold, the state is a `TensorState` of fixed size instead: S, and the inputs of the convolution.
+    """
+
+    lengths: Tensor
+    """Tokens absorbed by each row: int64, on the CPU."""
+    tree: TreeState
+    """The blocks of all complete chunks."""
+    tensors: TensorState
+    """[M | S] of each row's open chunk, which is [I | 0] where it has no token yet; and the convolution's inputs."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.tree.nbytes + self.tensors.nbytes
+
+    def select(self, rows: Sequence[int] | Tensor) -> "MemoryState":
+        chosen = torch.arange(len(self.lengths))[torch.as_tensor(rows, dtype=torch.int64).cpu()]  # −1 is the last
+        return MemoryState(self.lengths[chosen], self.tree.select(chosen), self.tensors.select(chosen))
+
+    def detach(self) -> "MemoryState":
+        return MemoryState(self.lengths, self.tree.detach(), self.tensors.detach())
+
+
+class StaticMemoryState(NamedTuple):
+    """The same in memory of fixed size."""
+
+    chunk: int
+    tree: StaticTreeState
+    tensors: StaticTensors
+
+    @property
+    def steps_differ(self) -> bool:
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return self.tree.nbytes + self.tensors.nbytes
+
+    @property
+    def capacity(self) -> int:
+        return (self.tree.capacity + 1) * self.chunk - 1
+
+    def make_room(self, longest: int) -> None:
+        self.tree.make_room(longest // self.chunk)
+
+    def update(self, state: TensorState) -> None:
+        self.tensors.update(state)  # the tree has changed already
+
+    def state(self, lengths: Ints, rows: Ints) -> MemoryState:
+        tree = self.tree.state(lengths // self.chunk, rows)
+        return MemoryState(torch.from_numpy(lengths[rows]), tree, self.tensors.state(lengths, rows))
+
+
+class Tokens(NamedTuple):
+    """What a head does with a token, all in float32 at least; `[…, heads, width]`, or `[…, heads]`."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    log_decay: Tensor
+    strength: Tensor
+    slopes: Tensor
+    """u·h and w·h of the weights λ, `[…, heads, 2]`."""
+
+
+class Reading(NamedTuple):
+    """How far the tokens of all pieces have read."""
+
+    outputs: Tensor
+    """`[pieces, heads, size, value_width]`."""
+    queries: Tensor
+    """With what they read the next block, `[pieces, heads, size, key_width]`."""
+
+
+class MemoryLayer(nn.Module):
+    """A tree of keyed memories as a layer: `y = layer(x)` for `x` `[batch, length, dim]`.
+
+    It maps a sequence to a sequence of the same shape, as attention does, and is causal. Its state is O(log n), or of
+    fixed size with `reading="fold"`, which is the gated delta rule.
+
+        layer = MemoryLayer(512, heads=8)
+        y = layer(x)                              # whole sequences
+        state = layer.init_state(batch)
+        y, state = layer.step(x, state)           # one token or many; the state is never changed in place
+
+    Args:
+        dim: width of the input and the output.
+        heads: each head has a memory of its own.
+        key_width: width of a head's queries and keys; by default `dim / heads`.
+        value_width: width of a head's values; by default likewise.
+        chunk: tokens of a leaf of the tree, a power of two. Reading by levels, it is part of the model.
+        conv: tokens that a causal depthwise convolution of queries, keys and values reads; 0: no convolution.
+        reading: block by block with a weight for each level, or as their fold.
+        levels: levels with weights of their own; higher ones share the last. Training on n tokens reaches
+            log2(n / chunk) levels.
+        write_strength: the largest share β that a write replaces of what is stored at its key, up to 2.
+        gate: whether the output is multiplied by SiLU(W_gate · x).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int = 8,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        chunk: int = 64,
+        conv: int = 4,
+        reading: Literal["levels", "fold"] = "levels",
+        levels: int = 3,
+        write_strength: float = 1.0,
+        gate: bool = True,
+    ) -> None:
+        super().__init__()
+        MemoryConfig(  # which checks the values
+            heads=heads,
+            key_width=key_width,
+            value_width=value_width,
+            chunk=chunk,
+            conv=conv,
+            reading=reading,
+            levels=levels,
+            write_strength=write_strength,
+        )
+        if dim % heads and (key_width is None or value_width is None):
+            raise ValueError(f"dim {dim} does not divide into {heads} heads; give key_width and value_width")
+        self.dim, self.heads, self.chunk, self.levels = dim, heads, chunk, levels
+        self.key_width, self.value_width = key_width or dim // heads, value_width or dim // heads
+        self.reads_levels, self.write_strength = reading == "levels", write_strength
+        self.operator = MatrixAffineOperator(heads, self.key_width, self.value_width)
+        self.into_heads = Linear(dim, heads * (2 * self.key_width + self.value_width), bias=False)
+        self.conv = ShortConv(self.into_heads.out_features, conv) if conv else None
+        self.rates = Linear(dim, 2 * heads, bias=False)
+        self.decay_bias = nn.Parameter(torch.linspace(-6.0, -2.0, heads))
+        if self.reads_levels:
+            self.level_slopes = Linear(dim, 2 * heads, bias=False)
+            nn.init.zeros_(self.level_slopes.weight)
+            # Of all levels and heads. A vector, because matrices decay, and Muon would take it for a map.
+            self.level_bias = nn.Parameter(torch.zeros(levels * heads))
+        self.head_norm = RMSNorm(self.value_width, eps=1e-6)
+        self.gate = Linear(dim, heads * self.value_width, bias=False) if gate else None
+        self.out = Linear(heads * self.value_width, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, *, lengths: LengthsLike | None = None, cu_seqlens: LengthsLike | None = None
+    ) -> Tensor:
+        """The output for whole sequences, shaped as `x`.
+
+        Args:
+            x: `[batch, length, dim]`, or with `cu_seqlens` packed documents `[total, dim]`.
+            lengths: valid positions of each row of a batch padded on the right.
+            cu_seqlens: where each packed document starts, and last the total.
+        """
+        return self.run(x, None, Layout(x.shape[:-1], lengths=lengths, cu_seqlens=cu_seqlens))[0]
+
+    def step(self, x: Tensor, state: Any, *, lengths: LengthsLike | None = None) -> tuple[Tensor, Any]:
+        """The output for any number of further positions `[batch, length, dim]`, and the state after them."""
+        if len(x) != len(_tensors(state)[0]):
+            raise ValueError(f"x has {len(x)} rows, but the state has {len(_tensors(state)[0])}")
+        return self.run(x, state, Layout(x.shape[:-1], lengths=lengths))
+
+    def run(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        """The output and the state after it, for any layout, as blocks have it."""
+        memory, *window = (None,) if state is None else _tensors(state)
+        projected, rates = self.into_heads(x), self.rates(x)
+        slopes = self.level_slopes(x) if self.reads_levels else None
+        if self.conv is None:
+            projected = F.silu(projected)
+        else:
+            projected, after = self.conv(projected, None if state is None else TensorState(tuple(window)), layout)
+            window = list(after.tensors)
+        with without_autocast(x):
+            tokens = self._tokens(projected, rates, slopes)
+            if isinstance(state, StaticMemoryState):
+                assert isinstance(layout, StepLayout)
+                outputs, memory = self._step_in_place(tokens, state, layout)
+                state = TensorState((memory, *window))
+            elif self.reads_levels:
+                outputs, memory, tree, lengths = self._read_levels(tokens, state, layout)
+                state = MemoryState(lengths, tree, TensorState((memory, *window)))
+            else:
+                outputs, memory = self._read_fold(tokens, memory, layout)
+                state = TensorState((memory, *window))
+        mixed = self.head_norm(outputs).flatten(-2)
+        if self.gate is not None:
+            mixed = mixed * F.silu(self.gate(x))
+        return self.out(mixed), state
+
+    def init_state(self, batch: int) -> Any:
+        """The state of `batch` rows that have absorbed nothing."""
+        weight, dtype = self.out.weight, self._dtype
+        window = () if self.conv is None else self.conv.init_state(batch).tensors
+        if not self.reads_levels:
+            empty = weight.new_zeros(batch, self.heads, self.key_width, self.value_width, dtype=dtype)
+            return TensorState((empty, *window))
+        tree = TreeState.empty(batch, self.operator.width, dtype=dtype, device=weight.device)
+        opened = self.operator.identity(batch, dtype=dtype, device=weight.device)
+        return MemoryState(torch.zeros(batch, dtype=torch.int64), tree, TensorState((opened, *window)))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of memories, whatever autocast says."""
+        return torch.promote_types(self.out.weight.dtype, torch.float32)
+
+    def _tokens(self, projected: Tensor, rates: Tensor, slopes: Tensor | None) -> Tokens:
+        dtype, shape = self._dtype, projected.shape[:-1]
+        widths = [self.key_width, self.key_width, self.value_width]
+        queries, keys, values = torch.split(projected.to(dtype).view(*shape, self.heads, sum(widths)), widths, dim=-1)
+        decay, strength = rates.to(dtype).view(*shape, 2, self.heads).unbind(-2)
+        return Tokens(
+            normalised(queries),
+            normalised(keys),
+            values,
+            -F.softplus(decay + self.decay_bias),
+            self.write_strength * strength.sigmoid(),
+            values[..., :0] if slopes is None else slopes.to(dtype).view(*shape, self.heads, 2),
+        )
+
+    def _read_levels(
+        self, tokens: Tokens, state: MemoryState | None, layout: Layout
+    ) -> tuple[Tensor, Tensor, TreeState, Tensor]:
+        """Outputs, and the open chunks, the tree and the lengths after them."""
+        absorbed = np.zeros(layout.num_rows, dtype=np.int64) if state is None else state.lengths.numpy()
+        pieces = pieces_of(layout, self.chunk, absorbed % self.chunk, tokens.keys.device)
+        before = None if state is None else state.tensors.tensors[0]
+        reading, elements, slopes = self._own_chunks(tokens, pieces, before)
+
+        complete = elements if len(pieces.complete) == len(elements) else elements.index_select(0, pieces.complete)
+        bounds = np.concatenate([[0], pieces.num_complete.cumsum()])
+        tree = build_tree(self.operator, complete, None if state is None else state.tree, cu_seqlens=bounds)
+        for read in tree.reads(pieces.row, (absorbed // self.chunk)[pieces.row] + pieces.number):
+            weights = self._weights(read.level, slopes.index_select(0, read.readers))
+            reading = self._past(read.blocks, reading, read.readers, weights)
+
+        identity = self.operator.identity(layout.num_rows, dtype=elements.dtype, device=elements.device)
+        opened = identity if before is None else before.index_copy(0, pieces.rows, identity[: len(pieces.rows)])
+        opened = opened.index_copy(0, pieces.open_rows, elements.index_select(0, pieces.open))
+        lengths = torch.from_numpy(absorbed + layout.new)
+        return self._joined(reading, pieces, layout), opened, tree.state, lengths
+
+    def _read_fold(self, tokens: Tokens, memory: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Outputs, and the memory S after them."""
+        nothing_open = np.zeros(layout.num_rows, dtype=np.int64)  # where chunks end makes no difference
+        pieces = pieces_of(layout, self.chunk, nothing_open, tokens.keys.device)
+        if memory is None:
+            memory = tokens.keys.new_zeros(layout.num_rows, self.heads, self.key_width, self.value_width)
+        unread = memory.new_zeros(*memory.shape[:-1], self.key_width)
+        before = torch.cat([unread, memory], dim=-1).flatten(1)
+        reading, elements, _ = self._own_chunks(tokens, pieces, before)
+        prefixes, _ = scan(self.operator, elements, cu_seqlens=pieces.bounds)
+        reading = self._past(prefixes.index_select(0, pieces.later - 1), reading, pieces.later)
+        _, written = self.operator.parts(prefixes.index_select(0, pieces.last))
+        return self._joined(reading, pieces, layout), memory.index_copy(0, pieces.rows, written)
+
+    def _own_chunks(self, tokens: Tokens, pieces: Pieces, before: Tensor | None) -> tuple[Reading, Tensor, Tensor]:
+        """What tokens read of their own chunks, the elements of the pieces, and the slopes of their weights.
+
+        The first piece of each row continues the chunk `before`: tokens read it too, and it is merged into the element.
+        """
+        widths = [self.key_width, self.key_width, self.value_width, 1, 1, tokens.slopes.shape[-1]]
+        every = torch.cat([*tokens[:3], tokens.log_decay[..., None], tokens.strength[..., None], tokens.slopes], dim=-1)
+        cut = pieces.cut(every.flatten(0, -3)).transpose(1, 2)
+        queries, keys, values, log_decay, strength, slopes = torch.split(cut, widths, dim=-1)
+        own = delta_chunk(queries, keys, values, log_decay[..., 0], strength[..., 0])
+        reading, elements = Reading(own.outputs, own.queries), own.matrices.flatten(1)
+        if before is not None:
+            before = before.index_select(0, pieces.rows)
+            reading = self._past(before, reading, pieces.first)
+            merged = self.operator(before, elements.index_select(0, pieces.first))
+            elements = elements.index_copy(0, pieces.first, merged)
+        return reading, elements, slopes
+
+    def _past(self, blocks: Tensor, reading: Reading, readers: Tensor, weights: Tensor | None = None) -> Reading:
+        """Reads a block each, and passes on with the queries q M."""
+        transition, written = self.operator.parts(blocks)
+        queries = reading.queries.index_select(0, readers)
+        read = queries @ written if weights is None else weights * (queries @ written)
+        return Reading(
+            reading.outputs.index_add(0, readers, read),
+            reading.queries.index_copy(0, readers, queries @ transition),
+        )
+
+    def _joined(self, reading: Reading, pieces: Pieces, layout: Layout) -> Tensor:
+        """Outputs `[…, heads, value_width]` in the layout of the tokens."""
+        joined = pieces.joined(reading.outputs.transpose(1, 2))
+        return joined.view(*layout.shape, self.heads, self.value_width)
+
+    def _step_in_place(self, tokens: Tokens, state: StaticMemoryState, layout: StepLayout) -> tuple[Tensor, Tensor]:
+        """Outputs of one token of every row, and the open chunks. Which blocks are read is decided on the device."""
+        one = Tokens(*(part[:, 0] for part in tokens))
+        opened = self.operator.matrices(state.tensors.tensors[0])
+        opened = delta_step(opened, one.keys, one.values, one.log_decay, one.strength).flatten(1)
+        transition, written = self.operator.parts(opened)
+        queries = one.queries[:, :, None]
+        outputs, queries = queries @ written, queries @ transition
+        positions = layout.row_positions(opened.device)
+        for level, blocks in enumerate(state.tree.blocks):
+            held = (positions // self.chunk >> level & 1).bool()[..., None, None]
+            transition, written = self.operator.parts(blocks[: len(opened)])
+            weights = self._weights(level, one.slopes[:, :, None])
+            outputs = torch.where(held, outputs + weights * (queries @ written), outputs)
+            queries = torch.where(held, queries @ transition, queries)
+        state.tree.carry(self.operator, opened, layout.step, layout.index, self.chunk.bit_length() - 1)
+        identity = self.operator.identity(1, dtype=opened.dtype, device=opened.device)
+        opened = torch.where((positions + 1) % self.chunk == 0, identity, opened)
+        return outputs.transpose(1, 2), opened
+
+    def _weights(self, level: int, slopes: Tensor) -> Tensor:
+        """λ of a level for tokens `[…, heads, size, 2]`, as `[…, heads, size, 1]`."""
+        level = min(level, self.levels - 1)
+        bias = self.level_bias.view(self.levels, self.heads)[level].to(slopes.dtype)
+        logit = slopes[..., 0] + slopes[..., 1] * (level / 2) + bias[:, None]
+        return F.softplus(logit + INVERSE_SOFTPLUS_OF_ONE)[..., None]
+
+
+def _tensors(state: Any) -> tuple[Tensor, ...]:
+    tensors: tuple[Tensor, ...] = (state if isinstance(state, TensorState) else state.tensors).tensors
+    return tensors
+
+
+class MemoryBlock(Block):
+    """x + dropout(MemoryLayer(norm(x))); its state is O(log n), or of fixed size if it is read as a fold."""
+
+    def __init__(self, dim: int, config: MemoryConfig) -> None:
+        super().__init__()
+        self.norm = norm_named(config.norm, dim)
+        self.layer = MemoryLayer(
+            dim,
+            heads=config.heads,
+            key_width=config.key_width,
+            value_width=config.value_width,
+            chunk=config.chunk,
+            conv=config.conv,
+            reading=config.reading,
+            levels=config.levels,
+            write_strength=config.write_strength,
+            gate=config.gate,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        added, state = self.layer.run(self.norm(x), state, layout)
+        return x + self.dropout(added), state
+
+    def init_state(self, batch: int) -> Any:
+        return self.layer.init_state(batch)
+
+    def static_state(self, state: Any) -> StaticState | None:
+        if isinstance(state, TensorState):
+            return super().static_state(state)
+        return StaticMemoryState(self.layer.chunk, StaticTreeState.of(state.tree), StaticTensors(state.tensors))
+
+    def residual_outputs(self) -> Sequence[nn.Linear]:
+        return (self.layer.out,)
+
+    def initialise(self, deviation: float) -> None:
+        """The projections. All weights λ are 1 at the start, so that both readings are equal."""
+        super().initialise(deviation)
+        if self.layer.reads_levels:
+            nn.init.zeros_(self.layer.level_slopes.weight)
