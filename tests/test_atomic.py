@@ -76,10 +76,12 @@ def test_file_names_that_are_not_utf8_survive_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(errno.ENOSPC, "no space left; free some space"), (errno.ELOOP, "Too many levels of symbolic links")],
+    [
+        (errno.ENOSPC, "no space left; free some space, then run the same command again"),
+        (errno.ELOOP, "Too many levels of symbolic links"),
+    ],
 )
-def test_errors_of_the_disk_name_the_file_and_no_command(number: int, says: str, tmp_path: Path) -> None:
+def test_errors_of_the_disk_name_the_file(number: int, says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught, readable_disk_errors(tmp_path):
         raise OSError(number, os.strerror(number))
     assert str(caught.value).startswith(f"cannot write {tmp_path}: {says}")
-    assert "again" not in str(caught.value)  # whether the same command goes on depends on the command

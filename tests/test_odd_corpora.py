@@ -1,5 +1,6 @@
 """Odd corpora: each is read, or refused in one line, and nothing half-written is left."""
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -50,10 +51,9 @@ def fifo(folder: Path) -> Path:
 
 
 def a_socket(folder: Path) -> Path:
-    os.chdir(folder)  # names of sockets are short
-    with socket.socket(socket.AF_UNIX) as one:
+    with contextlib.chdir(folder), socket.socket(socket.AF_UNIX) as one:  # a socket's path must be short
         one.bind("s.txt")
-    return Path("s.txt")
+    return folder / "s.txt"
 
 
 def device(folder: Path) -> Path:
@@ -138,7 +138,6 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_odd_corpora_are_refused_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # restored, for what changes it
     monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "corpus").mkdir()
     make, says = ODD[name]
@@ -165,7 +164,7 @@ def test_a_run_whose_corpus_is_refused_leaves_no_folder(tmp_path: Path, capsys: 
     assert r"caf\xe9.txt' is not UTF-8 or has control characters; rename it" in line
     config = written(tmp_path / "config.json", json.dumps({"data": {"paths": ["a\0b"]}}).encode())
     line = refused(capsys, "train", "text-ar-grc", "--config", str(config), "--out", str(out))
-    assert r"paths: 'a\x00b' contains a NUL character" in line
+    assert r"data.paths[0]: a path must not contain the character NUL; got 'a\x00b'" in line
     assert not out.exists()
 
 

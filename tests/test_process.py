@@ -125,7 +125,7 @@ def test_an_unexpected_error_of_a_path_names_it(
     for command in ("evaluate", "generate", "associativity"):
         assert refused(capsys, command, long) == f"logdepth {command}: cannot use {long}: {reason}"
     assert "File name too long" in refused(capsys, "train", "pydocs-ar-grc", "--config", long)
-    assert "File name too long" in refused(capsys, "corpora", "--data-dir", long)
+    assert "does not exist; set --data-dir" in refused(capsys, "corpora", "--data-dir", long)
     assert refused(capsys, "evaluate", "two\nlines").endswith("config.json in it")
     (tmp_path / "loop").symlink_to("loop")
     assert "loop" in refused(capsys, "evaluate", str(tmp_path / "loop"))

@@ -150,6 +150,25 @@ def test_metrics_that_cannot_be_read_are_reported(line: str, run: Path, corpus: 
         RunFolder(run).read_metrics()
 
 
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        (b'{"x": 1}\n[1]\n\xff\n', "removed 3 lines that are unreadable"),
+        (b"5\n", "removed 1 line that is unreadable"),
+        (b'{"kind": "train", "step": 17, "sec', None),  # a crash cut it off
+    ],
+)
+def test_unreadable_metrics_after_the_checkpoint_are_reported(
+    added: bytes, says: str | None, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(added)
+    assert resume(run).finished
+    err = capsys.readouterr().err
+    assert "unreadable;" not in err if says is None else says in err
+    assert [line["step"] for line in measured(run) if line["kind"] == "valid"] == [8, 16, 24]
+
+
 def test_metrics_that_were_moved_away_are_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "metrics.jsonl").unlink()
     assert resume(run).finished

@@ -80,7 +80,7 @@ def test_a_run_that_is_over_is_not_pruned(tmp_path: Path) -> None:
 def test_a_trial_that_goes_on_reports_what_was_measured_before(tmp_path: Path) -> None:
     watch = Raced(tmp_path).watch()
     watch.folder.path.mkdir()
-    lines = [{"kind": "valid", "step": step, "valid_loss": 3.0 - step / 100} for step in (50, 100, 150)]
+    lines = [{"kind": "valid", "step": step, "seconds": 1.0, "valid_loss": 3.0 - step / 100} for step in (50, 100, 150)]
     watch.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch.started(400)
     values = watch.trial.study.trials[0].intermediate_values

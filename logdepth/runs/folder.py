@@ -215,9 +215,14 @@ class RunFolder:
         kept = data[: mark["bytes"]]
         if len(kept) != mark["bytes"] or checksum_of_bytes(kept) != mark["sha256"]:
             raise mismatch(self.metrics, METRICS_REMEDY)
-        if kept != data:
-            with replacing(self.metrics) as partial:
-                partial.write_bytes(kept)
+        if kept == data:
+            return
+        complete, _, _ = data[len(kept) :].rpartition(b"\n")  # what a crash cut off is no surprise
+        if unreadable := sum(not _is_metrics_line(line) for line in complete.split(b"\n") if line):
+            lines = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
+            print(f"{self.metrics}: removed {lines} unreadable; the steps since then follow again", file=sys.stderr)
+        with replacing(self.metrics) as partial:
+            partial.write_bytes(kept)
 
     def rewind_metrics_to_steps(self, step: int, validated: int) -> None:
         """Like `rewind_metrics`, for checkpoints of older versions, which name no mark."""
@@ -310,6 +315,14 @@ def _fields_in(file: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{file} is not that of a run; {RESTORE}")
     return saved
+
+
+def _is_metrics_line(line: bytes) -> bool:
+    try:
+        _metrics_line(line.decode(), "")
+    except (UserError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def _metrics_line(line: str, where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Each command runs in a copy of the project of `flips`. What would train trains t
 says otherwise. The exit code must be 0, 1, 2, 3 or 130; 2 comes with one line, and with nothing half-written.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -296,8 +297,7 @@ class Commands:
         (world / "loop").symlink_to("loop")
         for name in ("fifo", "fifo.txt"):
             os.mkfifo(world / name)
-        with socket.socket(socket.AF_UNIX) as one:
-            os.chdir(world)  # a socket's path must be short
+        with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(world):  # a socket's path must be short
             one.bind("socket")
         for name, data in (
             ("config.json", config.encode("utf-8", "surrogatepass")),

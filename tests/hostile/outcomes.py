@@ -45,6 +45,7 @@ INFORMATION = re.compile(
             r"stopped (by \w+ )?at step .*; saved\..*",
             r"stopped by \w+; saved\..*",
             r".*the budget is spent.*",
+            r".* study: \d+ runs? with .* steps to train, .*",  # the estimate of a study
             r".* is for '.*': here its settings are used for another corpus",
             r"the environment has changed .*",
             r".* carry no checksums.*",
