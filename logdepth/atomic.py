@@ -131,6 +131,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raise a UserError that names the file if it is missing, unreadable or not JSON."""
     try:
+        if path.exists() and not (
+            path.is_file() or path.is_dir()
+        ):  # a named pipe that nobody writes to would be waited for forever
+            raise UserError(f"{path} is not a regular file; save its content in one")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None

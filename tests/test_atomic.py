@@ -54,6 +54,9 @@ def test_json_errors_name_the_file(tmp_path: Path) -> None:
         read_json(tmp_path / "b.json")
     with pytest.raises(UserError, match=r"c\.json does not exist"):
         read_json(tmp_path / "c.json")
+    os.mkfifo(tmp_path / "d.json")  # which nobody writes to
+    with pytest.raises(UserError, match=r"d\.json is not a regular file"):
+        read_json(tmp_path / "d.json")
 
 
 def test_places_that_cannot_be_written_are_user_errors(tmp_path: Path) -> None:

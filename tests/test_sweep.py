@@ -245,6 +245,22 @@ def test_an_empty_recipe_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_store_ends_a_sweep_and_prunes_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "1")) == 0
+    (tokens,) = (tmp_path / "cache" / "stores").glob("*/train.bin")
+    damaged = bytearray(tokens.read_bytes())
+    damaged[100] ^= 1
+    tokens.write_bytes(damaged)
+    capsys.readouterr()
+    assert "train.bin does not match its checksum" in refused(capsys, *flags(corpus, out, "--trials", "2"))
+    record = json.loads((out / "sweep.json").read_text())
+    assert [trial["state"] for trial in record["trials"]] == ["complete"]
+
+
 def test_paths_in_the_outcome_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = Path("first run")

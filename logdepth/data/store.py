@@ -87,13 +87,17 @@ class TokenStore:
     @cached_property
     def tokens(self) -> Tokens:
         """The tokens. Those of a file are verified when they are first used, because this reads all of them."""
+        self.verify()
+        return self._tokens
+
+    def verify(self) -> None:
+        """Verify the checksum of the tokens, unless this process has done so already."""
         if self.file is not None and len(self):
             status = self.file.stat()
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if identity not in _verified:
                 self._verify(self.file)
                 _verified.add(identity)
-        return self._tokens
 
     def _verify(self, file: Path) -> None:
         remedy = remedy_for(file.parent)

@@ -321,6 +321,7 @@ class RefusedError(Exception):
 def _refuse_untrainable(config: RunConfig, data_dir: Path | None) -> None:
     """Raise RefusedError if the config cannot be trained on any machine. Other errors may depend on the machine."""
     store = checked_and_prepared(config, data_dir).stores["train"]
+    store.verify()  # here, because a damaged file says nothing about the config
     try:
         batches_of(config, store)
     except UserError as error:

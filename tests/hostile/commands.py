@@ -336,7 +336,7 @@ class Commands:
         parts = [positional, words, [word for cap in caps for word in cap]]
         if chance.random() < 0.1:
             chance.shuffle(parts)
-        if chance.random() < 0.03:
+        if flags and chance.random() < 0.03:
             parts.append([_mistyped(chance, chance.choice(flags).flag), "1"])
         return Command([verb, *(word for part in parts for word in part)], _setting(chance))
 

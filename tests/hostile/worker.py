@@ -182,8 +182,8 @@ def _in_child(call: dict[str, Any], out: Path, err: Path) -> int:
         os.dup2(os.open(call["stdin"], os.O_RDONLY), 0)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (
-        open(descriptor, "w", encoding=call["encoding"], errors=errors, closefd=False)  # noqa: SIM115
-        for descriptor, errors in ((1, "strict"), (2, "backslashreplace"))
+        open(descriptor, "w", buffering, encoding=call["encoding"], errors=errors, closefd=False)  # noqa: SIM115
+        for descriptor, buffering, errors in ((1, -1, "strict"), (2, 1, "backslashreplace"))
     )
     if call["memory"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (call["memory"], call["memory"]))
