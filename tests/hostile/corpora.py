@@ -236,9 +236,9 @@ def names(chance: random.Random) -> str:
     return chance.choice((*["text"] * 10, *odd, *[f"{split}-1" for split in ("train", "valid", "test")]))
 
 
-def odd_file(chance: random.Random, folder: Path) -> tuple[Path, str | None]:
-    """Write a file; return it and what must come back of it."""
-    text, stem = texts(chance), f"{names(chance)}{chance.randrange(10)}"
+def odd_file(chance: random.Random, folder: Path, number: int) -> tuple[Path, str | None]:
+    """Write a file whose name has this number; return it and what must come back of it."""
+    text, stem = texts(chance), f"{names(chance)}{number}"
     kind = chance.random()
     if kind < 0.08:
         return _special(chance, folder / f"{stem}.txt")
@@ -263,7 +263,7 @@ def odd_file(chance: random.Random, folder: Path) -> tuple[Path, str | None]:
     try:
         file.write_bytes(data)
     except OSError:  # a name that is too long for this file system
-        file = folder / "long.txt"
+        file = folder / f"long-{number}.txt"
         file.write_bytes(data)
     return file, expected
 
@@ -302,8 +302,7 @@ class Corpora:
         shutil.rmtree(self.world, ignore_errors=True)
         folder = self.world / "text"
         folder.mkdir(parents=True)
-        found = [odd_file(chance, folder) for _ in range(chance.choice((1, 1, 2, 3)))]
-        files = dict(found)  # two files may have one name
+        files = dict(odd_file(chance, folder, number) for number in range(chance.choice((1, 1, 2, 3))))
         if chance.random() < 0.6:
             good = write_corpus(self.world / "good", count=60)
             for file in sorted(good.iterdir()):
