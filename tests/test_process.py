@@ -184,3 +184,8 @@ def test_absurd_numbers_of_layers_are_refused(
     monkeypatch.chdir(tmp_path)
     Path("deep.json").write_text('{"model": {"depth": 1000000000000}}')
     assert "must be at least 1 and at most 1,000; got 10" in refused(capsys, "train", *flags.split())
+
+
+def test_odd_characters_of_a_message_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, shown in (("\x1b[31m", r"\x1b[31m"), ("a\nb", r"a\nb"), ("\u202e", r"\u202e"), ("café ☃", "café ☃")):
+        assert f"there is no verb '{shown}'" in refused(capsys, word)

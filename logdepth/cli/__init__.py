@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = _reason(error)
         if reason is None:
             raise
-        print("\\n".join(f"{program}: {reason}".splitlines()), file=sys.stderr)
+        print(_on_one_line(f"{program}: {reason}"), file=sys.stderr)
         if isinstance(error, OSError):
             discard_output()
         return 2
@@ -101,6 +101,11 @@ def _reason(error: Exception) -> str | None:
         detail = f" ({refused[0]})" if refused else ""
         return f"not enough memory{detail}; choose smaller sizes, such as the model's width, the batch or the context"
     return None
+
+
+def _on_one_line(text: str) -> str:
+    """With line breaks, control characters and the like escaped, which a name may have that is quoted in a message."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _overview() -> str:

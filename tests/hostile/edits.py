@@ -297,9 +297,9 @@ EDITS: tuple[Edit, ...] = (
     Edit(f"{TOKENIZER}/tokenizer.model", "nothing in it", EMPTY),
     Edit(f"{TOKENIZER}/tokenizer.model", "removed", removed),
     Edit(f"{TOKENIZER}/tokenizer.json", "another share", field("sampled_share", 0.5)),
-    Edit("cache/census/*.json", "bytes of test", field("test.bytes", 9970)),
-    Edit("cache/census/*.json", "words of train", field("train.words", 9970)),
-    Edit("cache/census/*.json", "SHA-256 of test", field("test.sha256", "0" * 64)),
+    Edit("cache/census/*.json", "bytes of test", field("splits.test.bytes", 9970)),
+    Edit("cache/census/*.json", "words of train", field("splits.train.words", 9970)),
+    Edit("cache/census/*.json", "SHA-256 of test", field("splits.test.sha256", "0" * 64)),
     Edit("cache/census/*.json", "5", raw(lambda _: b"5\n")),
     Edit("cache/census/*.json", "nothing in it", EMPTY),
     *(Edit(f"{run}/config.json", f"{name} = {value!r}", field(name, value))

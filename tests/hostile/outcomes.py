@@ -80,7 +80,7 @@ def judged(said: Said, verb: str) -> tuple[str, str]:
         return CRASH, f"signal {said.signal}; {' | '.join(lines[-3:])}"
     if said.code == 2:
         others = [line for line in lines[:-1] if not INFORMATION.fullmatch(line)]
-        shown = verb.encode("unicode_escape").decode() if not verb.isprintable() else verb
+        shown = verb if verb.isprintable() else verb.encode("unicode_escape").decode()
         if not lines or not lines[-1].startswith(f"logdepth {shown}: ") or others:
             return MESSY, f"exit code 2, stderr {lines[-4:]}"
         return REFUSED, lines[-1]
