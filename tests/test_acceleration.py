@@ -105,10 +105,8 @@ def test_what_does_not_run_by_kernels_says_why() -> None:
     class Own(GRC):
         pass
 
-    own, plain = Own(4), GRC(4)
-    assert plain.why_plain(plain, torch.zeros(1)) is None
-    assert own.why_plain(own, torch.zeros(1)) == (
-        "kernels are for operators as they are built; a part of this Own was changed"
-    )
-    assert "one operator for both sweeps" in str(plain.why_plain(own, torch.zeros(1)))
-    assert "torch.float64" in str(plain.why_plain(plain, torch.zeros(1, dtype=torch.float64)))
+    own, plain, x = Own(4), GRC(4), torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    assert plain.why_plain(plain, x) is None
+    assert own.why_plain(own, x) == ("kernels are for operators as they are built; a part of this Own was changed")
+    assert "one operator for both sweeps" in str(plain.why_plain(own, x))
+    assert "torch.float64" in str(plain.why_plain(plain, x.double()))
