@@ -19,6 +19,7 @@ EXAMPLES = (
     "docs/language-models.md",
     "docs/quickstart.md",
     "docs/your-own-model.md",
+    "docs/memory.md",
 )
 
 
