@@ -309,6 +309,14 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train", "which recipe? `logdepth recipes` lists them"),
         ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
+        (
+            "train pydocs-ar-grc --model.blocks mlp",
+            "unrecognized options: --model.blocks; only the recipes named CORPUS-",
+        ),
+        (
+            "train pydocs-hybrid --model.blocks mlp --model.blocks scan",
+            "--model.blocks is given 2 times; give it once, with all of its values",
+        ),
         ("train pydocs-ar-grc --train.nope 1", "unrecognized options: --train.nope, 1; --help lists the options"),
         ("evaluate {run} --contexts", "--contexts has no value; give at least one value, or remove the flag"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),

@@ -23,7 +23,7 @@ from logdepth.runs import RunConfig, RunFolder, TrainConfig
 from logdepth.timing import time_model
 from logdepth.training import Trainer, resume, train
 from tests.run_folders import interrupted_at, measured, same_files
-from tests.small_models import enlarge
+from tests.small_models import SMALL_BLOCKS, enlarge
 from tests.tiny_corpus import store_of, tiny_data
 
 pytestmark = [
@@ -179,6 +179,20 @@ def test_accelerated_runs_resume_bit_for_bit(name: str, compiled: bool, corpus: 
     torch.use_deterministic_algorithms(False)
     settings = dataclasses.replace(ACCELERATED, micro_batch=4, compile=compiled)
     config = RunConfig(data=tiny_data(corpus), model=MODELS[name], train=settings)
+    with all_captured() as captured:
+        train(config, tmp_path / "whole")
+        with interrupted_at(17, signal.SIGTERM):
+            train(config, tmp_path / "parts")
+        resume(tmp_path / "parts")
+    assert captured == [True, True, True]
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("text", SMALL_BLOCKS.values())
+def test_every_block_trains_in_a_graph_and_resumes_bit_for_bit(text: str, corpus: Path, tmp_path: Path) -> None:
+    """One that is added to `BLOCKS` is tested here too."""
+    torch.use_deterministic_algorithms(False)
+    config = RunConfig(data=tiny_data(corpus), model=LMConfig(dim=64, blocks=(text, "mlp")), train=ACCELERATED)
     with all_captured() as captured:
         train(config, tmp_path / "whole")
         with interrupted_at(17, signal.SIGTERM):

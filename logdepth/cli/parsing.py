@@ -29,7 +29,10 @@ RULE = re.compile(r"[-+─╭╮╰╯ ]*")
 
 PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--train.init-from")
 """Flags whose values may look like the name of a recipe or a corpus."""
+LIST_FLAGS = ("--model.blocks", "--data.paths", "--paths", "--contexts", "--models", "--seeds", "--others", "--space")
+"""Flags that take several values."""
 CLEARER_MESSAGES = {
+    r"([Uu]nrecognized options: --model\.blocks)\b.*": r"\1; only the recipes named CORPUS-hybrid have it",
     r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
     r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
     r"invalid literal for int\(\) with base 10: (.*)": r"expected an integer; got \1",
@@ -64,6 +67,7 @@ REGISTRY.primitive_rule(_blocks_as_words)
 
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
     """Parse arguments into a command. Fields without a flag have their values from `default` or the class."""
+    _refuse_repeated_lists(arguments)
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
@@ -95,6 +99,14 @@ def _without_empty_lists(command: Command, arguments: Sequence[str]) -> Command:
         if flag in arguments and getattr(command, field.name) == ():
             raise UserError(f"{flag} has no value; give at least one value, or remove the flag")
     return command
+
+
+def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
+    """Raise a UserError if a flag for several values is repeated: the values given first would be ignored."""
+    flags = [argument.partition("=")[0] for argument in arguments]
+    for flag in LIST_FLAGS:
+        if flags.count(flag) > 1:
+            raise UserError(f"{flag} is given {flags.count(flag)} times; give it once, with all of its values")
 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:

@@ -65,6 +65,8 @@ class LMConfig:
     """Initial weights: normal with block outputs at zero, as in GPT-2, or each block's own (the paper's layers)."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.blocks, str):
+            raise ValueError(f"blocks must be a tuple of blocks; write ('{self.blocks}',)")
         if self.dim < 1 or not self.blocks:
             raise ValueError("dim must be at least 1, and there must be a block")
         check_layers("repeats", self.repeats)
