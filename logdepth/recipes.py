@@ -5,13 +5,16 @@ rows. A new corpus, model or operator therefore has recipes as soon as it is lis
 `dataclasses.replace` to the config that it returns. docs/paper-to-code.md explains values that the paper does not give.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from logdepth.architectures import ARCHITECTURES, architecture_run
+from logdepth.architectures import CORPUS as CORPUS_OF_ARCHITECTURES
 from logdepth.atomic import read_json
 from logdepth.blocks import AttentionConfig, MLPConfig, ScanConfig
 from logdepth.checksums import CHECKSUM, unseal
@@ -118,6 +121,18 @@ def rows_of(corpus: str) -> dict[str, ModelConfig]:
     return rows
 
 
+def rows_of_study(name: str) -> tuple[str, dict[str, ModelConfig]]:
+    """Return the corpus and the models of a study: a corpus with the paper's models, or `architectures`."""
+    if name == "architectures":
+        return CORPUS_OF_ARCHITECTURES, dict(ARCHITECTURES)
+    return name, rows_of(name)
+
+
+def ordered_rows(corpus: str, rows: Iterable[str]) -> list[str]:
+    """Return the names of all models of the study that has these rows on this corpus, in the order of its tables."""
+    return list(ARCHITECTURES if set(rows) & ARCHITECTURES.keys() else rows_of(corpus))
+
+
 HYBRID_SCAN_HEADS = 4
 
 
@@ -155,8 +170,9 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     f"{corpus}-{row}": _maker(corpus, model)
     for corpus in CORPUS_NAMES
     for row, model in (*rows_of(corpus).items(), ("hybrid", hybrid(corpus)))
-}
-"""Maps names to functions that return a config: the rows of the paper's tables and a hybrid, for every corpus."""
+} | {f"{CORPUS_OF_ARCHITECTURES}-{row}": partial(architecture_run, row) for row in ARCHITECTURES}
+"""Maps names to functions that return a config: the rows of the paper's tables and a hybrid, for every corpus, and the
+architectures of equal size."""
 
 
 def recipe(name: str, **changes: Any) -> RunConfig:

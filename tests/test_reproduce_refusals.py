@@ -21,7 +21,7 @@ from tests.tiny_study import TRAINING
 def test_what_does_not_fit_is_refused(
     flags: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no corpus 'ptbb' to study; did you mean 'ptb'?" in error_of(capsys, "ptbb")
+    assert "there is no corpus or study 'ptbb'; did you mean 'ptb'?" in error_of(capsys, "ptbb")
     assert "there is no model 'ar-gcr'" in error_of(capsys, "ptb", "--models", "ar-gcr")
     assert "--seeds must be different" in error_of(capsys, "ptb", "--seeds", "1", "1")
     assert "--budget must be above 0" in error_of(capsys, "ptb", "--budget", "0")

@@ -22,7 +22,8 @@ def test_a_run_is_measured_on_the_text_that_it_was_trained_on(
 ) -> None:
     """Stopped in the first run, and the text changed before it goes on: the second run would have another text."""
     text, out = write_corpus(tmp_path / "text"), tmp_path / "study"
-    part = [*override_files(tmp_path, text), "--models", *MODELS, "--seeds", "0", "--out", str(out)]
+    first = [*override_files(tmp_path, text), "--seeds", "0", "--out", str(out), "--models", "ar-grc"]
+    part = [*first, *(model for model in MODELS if model != "ar-grc")]
     with monkeypatch.context() as patch:
         asked = iter([False] * 8 + [True] * 100)
         patch.setattr(work._Work, "_is_spent", lambda _: next(asked))
@@ -33,7 +34,7 @@ def test_a_run_is_measured_on_the_text_that_it_was_trained_on(
     line = error_of(capsys, "text", *part)
     assert "transformer-alibi seed 0 has another training text than ar-grc seed 0" in line
     assert not (out / "results").exists()
-    assert main(["reproduce", "text", *part, "--models", "ar-grc"]) == 0
+    assert main(["reproduce", "text", *first]) == 0
     result = read_results(out / "results").runs[0]
     assert result.data.store == RunFolder(out / "runs" / "ar-grc-0").store_key()
 
@@ -67,7 +68,7 @@ def test_other_vocabularies_are_refused_before_training(
 def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, elsewhere = tmp_path / "study", write_corpus(tmp_path / "elsewhere", count=160)
     (elsewhere / "train.txt").unlink()  # nobody trains on it
-    arguments = ["text", *flags, "--models", "ar-grc", "--seeds", "0", "--untimed", "--out", str(out)]
+    arguments = ["text", *flags, "--models", "ar-grc", "--untimed", "--out", str(out), "--seeds", "0"]
     assert main(["reproduce", *arguments, "--others", f"elsewhere={elsewhere}"]) == 0
     (run,) = read_results(out / "results").runs
     (other,) = run.others
@@ -86,7 +87,7 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
     assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
     assert "nowhere does not exist" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
     (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
-    said = error_of(capsys, *arguments, "--seeds", "1", "--others", f"elsewhere={elsewhere}")
+    said = error_of(capsys, *arguments, "1", "--others", f"elsewhere={elsewhere}")
     assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; choose another name" in said
     assert not (out / "runs" / "ar-grc-1").exists()
 

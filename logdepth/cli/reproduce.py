@@ -1,4 +1,4 @@
-"""`logdepth reproduce`: run the paper's experiment on a corpus, completely or in parts."""
+"""`logdepth reproduce`: run the paper's experiment on a corpus, or another study, completely or in parts."""
 
 import shlex
 import sys
@@ -37,14 +37,15 @@ Integers = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceCommand:
-    """Train all models of a corpus with all seeds, evaluate and time them, and write tables, figures and a report.
+    """Train all models of a study with all seeds, evaluate and time them, and write tables, figures and a report.
 
     Completed runs are skipped. To resume an interrupted study, run the same command again. Result files from other
     machines can be copied into the study's results folder.
     """
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
-    """Name of a corpus, such as pydocs, ptb or wikitext2; `logdepth corpora` lists them."""
+    """Name of a corpus, such as pydocs, ptb or wikitext2, for the paper's models; `logdepth corpora` lists them. Or
+    architectures: models of equal size with different blocks, on webmix."""
     models: tuple[str, ...] = ()
     """Models to train, such as ar-grc, ar-mlp-ldru or transformer-alibi; by default all."""
     seeds: tuple[int, ...] = ()

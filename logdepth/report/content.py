@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from logdepth.architectures import TITLES
 from logdepth.config import flattened, to_dict
 from logdepth.evaluate import perplexity
 from logdepth.models import ScanLMConfig, TransformerConfig
 from logdepth.operators import OPERATORS
-from logdepth.recipes import RECIPES, parameters_of, recipe, rows_of
+from logdepth.recipes import RECIPES, ordered_rows, parameters_of, recipe
 from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Measured, Results, RunResult, TimingResult, slug
@@ -20,6 +21,8 @@ SPELLED = {"alibi": "ALiBi", "transformer": "Transformer"}
 
 def title_of(row: str) -> str:
     """Return a model's name as tables print it, such as AR-GRC or Transformer (ALiBi)."""
+    if row in TITLES:
+        return TITLES[row]
     if row.startswith("ar-"):
         return row.upper()
     first, *rest = [SPELLED.get(word, word) for word in row.split("-")]
@@ -33,9 +36,10 @@ def by_row(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def in_order(rows: Iterable[str], corpus: str) -> list[str]:
-    """Sort models in the order of a corpus's recipes, without duplicates. Models without a recipe come last."""
-    known = list(rows_of(corpus))
-    return sorted(set(rows), key=lambda row: (row not in known, known.index(row) if row in known else 0, row))
+    """Sort models in the order of a study's recipes, without duplicates. Models without a recipe come last."""
+    here = set(rows)
+    known = ordered_rows(corpus, here)
+    return sorted(here, key=lambda row: (row not in known, known.index(row) if row in known else 0, row))
 
 
 def tables(results: Results) -> list[Table]:
@@ -82,7 +86,7 @@ def caveat_of_those_here(runs: Sequence[RunResult]) -> str:
 def missing_models(runs: Sequence[RunResult]) -> list[str]:
     """Return the printed names of models that have a recipe but no run."""
     there = {run.row for run in runs}
-    return [title_of(row) for row in rows_of(runs[0].data.corpus) if row not in there]
+    return [title_of(row) for row in ordered_rows(runs[0].data.corpus, there) if row not in there]
 
 
 def _training_differences(runs: Sequence[RunResult]) -> list[str]:

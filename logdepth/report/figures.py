@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
-from logdepth.recipes import rows_of
+from logdepth.recipes import ordered_rows
 from logdepth.report.content import by_row, device_of, title_of
 from logdepth.results import Results, RunResult, TimingResult
 
@@ -192,7 +192,7 @@ def _plain_ticks(axes: "Axes") -> None:
 
 def numbered(rows: "Mapping[str, Model]", corpus: str) -> "Iterator[tuple[int, tuple[str, Model]]]":
     """Iterate over models with their colour numbers. A model has the same number in all figures of a corpus."""
-    known = list(rows_of(corpus))
+    known = ordered_rows(corpus, rows)
     places = [*known, *(row for row in rows if row not in known)]
     return ((places.index(row), (row, model)) for row, model in rows.items())
 

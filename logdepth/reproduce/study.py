@@ -9,7 +9,7 @@ from logdepth.config import flattened, override, to_dict
 from logdepth.data import CORPORA
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
-from logdepth.recipes import changes_in, recipe, rows_of
+from logdepth.recipes import changes_in, recipe, rows_of_study
 from logdepth.runs import RunConfig
 from logdepth.training import with_absolute_paths
 
@@ -18,6 +18,7 @@ SMALL_TIMES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SMALL_TIME_TOKENS, TIME_TOKENS = 4_096, 65_536
 TEXT_CONTEXTS = (32, 128, 512, 2048)
 """Lengths of a study of your own text, which are few so that measuring does not take longer than training."""
+LONG_CONTEXTS = (512, 2_048, 8_192, 32_768)
 WITH_ONE_SEED = {"pydocs", "text"}
 PROMPTS = {"ptb": "the company said", "pydocs": "This function returns"}
 FLAG_OF_A_FIELD = re.compile(r"--(?!data\.paths)((?:data|model|train)(?:\.[a-z-]+)+)")
@@ -25,7 +26,7 @@ FLAG_OF_A_FIELD = re.compile(r"--(?!data\.paths)((?:data|model|train)(?:\.[a-z-]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The paper's experiment on one corpus."""
+    """The models of one corpus: those of the paper, or others that are to be compared."""
 
     corpus: str
     rows: Mapping[str, RunConfig]
@@ -55,7 +56,7 @@ class Study:
 
 
 def study_of(
-    corpus: str,
+    name: str,
     models: Sequence[str] = (),
     seeds: Sequence[int] = (),
     overrides: Sequence[Path] = (),
@@ -66,10 +67,10 @@ def study_of(
     accelerate: bool = True,
     compiled: bool = False,
 ) -> Study:
-    """Create the study of a corpus.
+    """Create a study.
 
     Args:
-        corpus: name of the corpus.
+        name: name of a corpus, for the paper's models on it; or `architectures`.
         models: rows of the tables; by default all.
         seeds: by default 0 for pydocs and text, and 0, 1, 2 for the other corpora.
         overrides: JSON files with changes to configs.
@@ -79,12 +80,13 @@ def study_of(
         accelerate: clear `TrainConfig.accelerate` for all models if False.
         compiled: set `TrainConfig.compile` for all models.
     """
-    if corpus not in CORPORA:
-        raise UserError(f"there is no corpus '{corpus}' to study{did_you_mean(corpus, CORPORA)}")
-    rows = {row: recipe(f"{corpus}-{row}") for row in rows_of(corpus)}
+    if name not in (*CORPORA, "architectures"):
+        raise UserError(f"there is no corpus or study '{name}'{did_you_mean(name, [*CORPORA, 'architectures'])}")
+    corpus, of_study = rows_of_study(name)
+    rows = {row: recipe(f"{corpus}-{row}") for row in of_study}
     for model in models:
         if model not in rows:
-            raise UserError(f"there is no model '{model}' in the study of {corpus}{did_you_mean(model, rows)}")
+            raise UserError(f"there is no model '{model}' in the study of {name}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different non-negative integers; got {' '.join(map(str, seeds))}")
     if contexts and not (len(set(contexts)) == len(contexts) and 1 <= min(contexts) <= max(contexts) < 2**63):
@@ -104,6 +106,8 @@ def study_of(
         lengths, times, time_tokens = SMALL_CONTEXTS, SMALL_TIMES, SMALL_TIME_TOKENS
     elif corpus == "text":
         lengths = times = TEXT_CONTEXTS
+    elif name == "architectures":
+        lengths = times = LONG_CONTEXTS
     trained_at = {config.train.context for config in rows.values()}
     return Study(
         corpus=corpus,
