@@ -135,15 +135,21 @@ def read_json(path: Path) -> Any:
             path.is_file() or path.is_dir()
         ):  # a named pipe that nobody writes to would be waited for forever
             raise UserError(f"{path} is not a regular file; save its content in one")
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or a NUL in the path
+        raise UserError(f"{path} is not readable JSON ({error})") from None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not readable JSON ({error})") from None
     except RecursionError:
         raise UserError(f"{path} is not readable JSON (its brackets are nested too deeply)") from None
-    except ValueError as error:  # not JSON, not UTF-8, a number with thousands of digits, or a NUL in the path
-        raise UserError(f"{path} is not readable JSON ({error})") from None
+    except ValueError:
+        raise UserError(f"{path} is not readable JSON (a number has too many digits)") from None
 
 
 @contextlib.contextmanager

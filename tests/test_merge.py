@@ -41,13 +41,15 @@ def test_what_is_no_operator(operator: Any, got: str) -> None:
             "changed the dtype: operands torch.float64, result torch.float32",
         ),
         (lambda left, right: left.to("meta"), ValueError, "changed the device: operands on cpu, result on meta"),
+        (lambda left, right: left.mul_(2) + right, ValueError, "changed its operands in place; return a new tensor"),
+        (lambda left, right: right.add_(left), ValueError, "changed its operands in place; return a new tensor"),
         (lambda left, right: (left, right), TypeError, r"must return a tensor of shape \(6, 3\); got tuple"),
     ],
 )
 def test_answers_are_checked(operator: Any, error: type[Exception], message: str) -> None:
     for function in (scan, reduce):
         with pytest.raises(error, match=message):
-            function(operator, ELEMENTS)
+            function(operator, ELEMENTS.clone())
 
 
 def test_a_pair_may_be_a_list_or_a_module_list() -> None:

@@ -54,7 +54,7 @@ def check_width(operator: object, elements: Tensor) -> None:
 
 def _check(operator: Operator, left: Rows, right: Rows) -> Rows:
     """Call the operator and check its result."""
-    merged = operator(left, right)
+    merged = _call(operator, left, right)
     _check_place(merged, left)
     if merged.dtype != left.dtype:
         raise TypeError(
@@ -66,11 +66,27 @@ def _check(operator: Operator, left: Rows, right: Rows) -> Rows:
 
 def _check_under_autocast(operator: Operator, left: Rows, right: Rows) -> Rows:
     """Call the operator, check its result, and cast a result in autocast's dtype back to the operands' dtype."""
-    merged = operator(left, right)
+    merged = _call(operator, left, right)
     _check_place(merged, left)
     if merged.dtype != left.dtype and not (merged.is_floating_point() and left.is_floating_point()):
         raise TypeError(f"operator changed the dtype: operands {left.dtype}, result {merged.dtype}, not by autocast")
     return merged.to(left.dtype)
+
+
+def _call(operator: Operator, left: Rows, right: Rows) -> Rows:
+    """Call the operator, and refuse one that changes its operands in place: other merges read them too."""
+    before = _versions(left, right)
+    merged = operator(left, right)
+    if _versions(left, right) != before:
+        raise ValueError("operator changed its operands in place; return a new tensor instead")
+    return merged
+
+
+def _versions(left: Rows, right: Rows) -> tuple[int, int] | None:
+    """How often each was changed in place. Inference tensors and compilers do not count that."""
+    if torch.compiler.is_compiling() or left.is_inference() or right.is_inference():
+        return None
+    return left._version, right._version
 
 
 def _check_place(merged: Rows, left: Rows) -> None:
