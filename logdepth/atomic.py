@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ PATH_ERRORS = {
     errno.ELOOP,
 }
 ABANDONED_SECONDS = 60
-"""Minimum age in seconds at which an unlocked temporary folder counts as abandoned."""
+"""Minimum age in seconds at which what a killed process left under a temporary name counts as abandoned."""
 PARTIAL = ".partial-"
 """Prefix of temporary names. Nothing that is read has such a name."""
 
@@ -41,18 +42,38 @@ class NoSpaceError(UserError):
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. When the block succeeds, it is renamed to `path`; when it fails, it is removed."""
+def replacing(path: Path, *, in_folder: bool = False) -> Iterator[Path]:
+    """Yield a temporary path. When the block succeeds, it is renamed to `path`; when it fails, it is removed.
+
+    Args:
+        path: the file to write.
+        in_folder: whether the temporary path is in a temporary folder of its own. It is for writers that make
+            temporary files themselves: if the process is killed, these are left in that folder too.
+    """
     with readable_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+        for left in path.parent.glob(f"{PARTIAL}*-{glob.escape(path.name)}"):
+            _remove_if_abandoned(left)
+        temporary = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+        partial = temporary
+        if in_folder:
+            temporary.mkdir(exist_ok=True)
+            partial = temporary / path.name
         try:
             yield partial
             _sync(partial)
             partial.replace(path)
             _sync(path.parent)
         finally:
-            partial.unlink(missing_ok=True)
+            remove_partial(temporary)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove a temporary file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -81,6 +102,28 @@ def new_folder(path: Path) -> Iterator[Path]:
         finally:
             os.close(lock)
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_if_abandoned(partial: Path) -> None:
+    """Remove what `replacing` left in a killed process, whose id is in the name.
+
+    Its age counts too: the process may run on another machine that shares the file system.
+    """
+    process = partial.name.removeprefix(PARTIAL).partition("-")[0]
+    with contextlib.suppress(OSError):
+        is_old = time.time() - partial.stat().st_mtime > ABANDONED_SECONDS
+        if is_old and process.isdigit() and not _is_running(int(process)):
+            remove_partial(partial)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _remove_abandoned(folder: Path) -> None:

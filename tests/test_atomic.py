@@ -2,13 +2,15 @@
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from logdepth.atomic import new_folder, read_json, readable_disk_errors, replacing, write_json
+from logdepth.atomic import PARTIAL, new_folder, read_json, readable_disk_errors, replacing, write_json, write_text
 from logdepth.errors import UserError
 
 
@@ -31,6 +33,40 @@ def test_a_file_is_replaced_only_when_its_writer_ends_well(tmp_path: Path) -> No
         crash_while(replacing(file), lambda partial: partial.write_text("second, cut o"))
     assert file.read_text() == "first"
     assert [one.name for one in file.parent.iterdir()] == ["file.txt"]
+
+
+def test_temporary_files_of_a_writer_are_removed_with_its_folder(tmp_path: Path) -> None:
+    def write(partial: Path) -> None:
+        partial.with_name(".tmpX1y2z3").write_text("the writer's own")
+        partial.write_text("whole")
+
+    with pytest.raises(Crash):
+        crash_while(replacing(tmp_path / "file", in_folder=True), write)
+    assert list(tmp_path.iterdir()) == []
+    with replacing(tmp_path / "file", in_folder=True) as partial:
+        assert partial.parent.name.startswith(PARTIAL)
+        write(partial)
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "whole"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    file = tmp_path / "a[1].json"
+    old, new, running, other = (
+        tmp_path / f"{PARTIAL}{process}-{name}"
+        for process, name in ((dead.pid, file.name), (dead.pid, f"x-{file.name}"), (os.getppid(), file.name), (1, "b"))
+    )
+    folder = tmp_path / f"{PARTIAL}{dead.pid}-y-{file.name}"
+    folder.mkdir()
+    (folder / ".tmpX1y2z3").touch()
+    for one in (old, new, running, other):
+        one.touch()
+    for one in (old, folder, running, other):
+        os.utime(one, (0, 0))
+    write_text(file, "x")
+    assert sorted(tmp_path.iterdir()) == sorted([file, new, running, other])
 
 
 def test_a_folder_appears_only_when_it_is_full(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
+import logdepth.atomic as atomic
 from logdepth.checksums import seal
 from logdepth.cli import main
 from logdepth.errors import UserError
@@ -116,6 +118,25 @@ def test_files_of_other_runs_are_refused(run: Path, corpus: Path, tmp_path: Path
     shutil.copy(other / "best.safetensors", other / "last.safetensors")
     with pytest.raises(UserError, match=r"last\.safetensors holds the best weights of the run, not the last"):
         RunFolder(other).load("last")
+
+
+def test_what_a_kill_left_while_weights_were_saved_is_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors writes under a temporary name that it makes up, which only a folder of our own can hold."""
+    before = sorted(run.iterdir())
+
+    def killed(_: Any, file: Path, **__: Any) -> None:
+        Path(file).with_name(".tmpX1y2z3").write_text("half of the weights")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", killed)
+        patch.setattr(atomic, "remove_partial", lambda _: None)  # a killed process removes nothing
+        with pytest.raises(KeyboardInterrupt):
+            resume(run)
+    (left,) = set(run.iterdir()) - set(before)
+    assert left.name.startswith(atomic.PARTIAL)
+    assert resume(run).finished
+    assert sorted(run.iterdir()) == before
 
 
 def test_another_tokenizer_is_refused(run: Path, corpus: Path, tmp_path: Path) -> None:

@@ -28,7 +28,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from logdepth.atomic import PARTIAL, alone, read_json, readable_disk_errors, replacing, write_json, write_text
+from logdepth.atomic import (
+    PARTIAL,
+    alone,
+    read_json,
+    readable_disk_errors,
+    remove_partial,
+    replacing,
+    write_json,
+    write_text,
+)
 from logdepth.checksums import checksum_of, checksum_of_bytes, mismatch, seal, unseal
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
@@ -273,7 +282,7 @@ class RunFolder:
         """Keeps other processes from training in this folder."""
         with alone(self.path, f"another process is training in {self.path}"):
             for partial in self.path.glob(f"{PARTIAL}*"):  # left by a killed process
-                partial.unlink()
+                remove_partial(partial)
             yield
 
     def _saved(self) -> _Saved:

@@ -22,7 +22,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str,
     """Write tensors and a record, which gets their common checksum."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     sealed = {**record, CHECKSUM: _checksum(contiguous, record)}
-    with replacing(path) as partial:
+    with replacing(path, in_folder=True) as partial:  # safetensors writes under a temporary name of its own first
         try:
             safetensors.torch.save_file(contiguous, partial, metadata={RECORD: json.dumps(sealed)})
             partial.chmod(0o644)  # safetensors writes files that only their owner can read
