@@ -104,10 +104,10 @@ def test_killed_between_the_files_of_the_last_save(
     train(config, tmp_path / "whole")
     original = RunFolder.save_tensors
 
-    def killed(self: RunFolder, file: Path, tensors: Any, record: Any) -> None:
+    def killed(self: RunFolder, file: Path, tensors: Any, record: Any) -> str:
         if file == self.checkpoint and record["standing"]["finished"]:
             raise KeyboardInterrupt
-        original(self, file, tensors, record)
+        return original(self, file, tensors, record)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save_tensors", killed)

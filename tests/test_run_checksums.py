@@ -120,6 +120,72 @@ def test_files_of_other_runs_are_refused(run: Path, corpus: Path, tmp_path: Path
         RunFolder(other).load("last")
 
 
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_weights_of_another_step_are_refused(which: Any, run: Path, tmp_path: Path) -> None:
+    earlier = Path(shutil.copytree(run, tmp_path / "earlier"))
+    assert resume(run).best_step == 24
+    finished = Path(shutil.copytree(run, tmp_path / "finished"))
+    name = f"{which}.safetensors"
+    shutil.copy(earlier / name, run / name)
+    for use in (lambda: RunFolder(run).load(which), lambda: resume(run)):
+        with pytest.raises(
+            UserError, match=rf"{which}\.safetensors does not hold the weights that .*checkpoint.* names"
+        ):
+            use()
+    # As after a kill between the weights and their checkpoint: they are of a later step.
+    shutil.copy(finished / name, earlier / name)
+    assert RunFolder(earlier).load(which).step == 24
+    assert resume(earlier).finished
+
+
+def test_checkpoints_of_older_versions_name_no_weights(run: Path, tmp_path: Path) -> None:
+    earlier = (run / "best.safetensors").read_bytes()
+    resume(run)
+    file = RunFolder(run).checkpoint
+    tensors, record = load_tensors(file)
+    del record["weights"]
+    save_tensors(file, tensors, record)
+    (run / "best.safetensors").write_bytes(earlier)
+    assert RunFolder(run).load().step == 8
+    assert resume(run).finished
+
+
+def test_weights_load_without_their_checkpoint_but_not_beside_a_damaged_one(run: Path) -> None:
+    file = RunFolder(run).checkpoint
+    flip(file, 3)
+    with pytest.raises(
+        UserError, match=r"checkpoint\.safetensors is damaged .* or remove it to use the weights without"
+    ):
+        RunFolder(run).load()
+    save_tensors(file, {}, {"weights": {"best": "x"}, "standing": {"validated": "8"}})
+    with pytest.raises(UserError, match=r"best\.safetensors does not hold the weights"):
+        RunFolder(run).load()
+    file.unlink()
+    assert RunFolder(run).load().step == 8
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_without_its_best_weights_does_not_resume(finished: bool, run: Path) -> None:
+    if finished:
+        resume(run)
+    (run / "best.safetensors").unlink()
+    before = {one: (run / one).read_bytes() for one in FILES}
+    with pytest.raises(UserError, match=r"best\.safetensors is gone; restore it from a copy, or train a new run"):
+        resume(run)
+    assert {one: (run / one).read_bytes() for one in FILES} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint.safetensors", "metrics.jsonl", "best.safetensors", "last.safetensors", "config.json"]
+)
+def test_a_folder_in_place_of_a_file_is_refused(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).unlink()
+    (run / name).mkdir()
+    line = refused(capsys, "train", "--resume", str(run))
+    assert (f"{run / name} is not a file; move it away" in line) == (name != "config.json")
+    assert capsys.readouterr().err == ""
+
+
 def test_what_a_kill_left_while_weights_were_saved_is_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """safetensors writes under a temporary name that it makes up, which only a folder of our own can hold."""
     before = sorted(run.iterdir())
@@ -198,11 +264,17 @@ def test_metrics_that_were_moved_away_are_reported(run: Path, capsys: pytest.Cap
     assert resume(run).finished
 
 
-def test_metrics_of_a_finished_run_are_verified(run: Path) -> None:
+def test_metrics_of_a_finished_run_are_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume(run)
     flip(run / "metrics.jsonl", 100)
-    with pytest.raises(UserError, match=r"metrics\.jsonl does not match its checksum"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl does not match its checksum.*or train a new run"):
         resume(run)
+    (run / "metrics.jsonl").unlink()
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is gone, and the run is finished; restore it"):
+        resume(run)
+    assert "new ones follow" not in capsys.readouterr().err
+    assert not (run / "metrics.jsonl").exists()
 
 
 def test_an_edit_during_training_does_not_keep_a_run_from_saving(
@@ -213,9 +285,9 @@ def test_an_edit_during_training_does_not_keep_a_run_from_saving(
     before = (run / "config.json").read_bytes()
     original = RunFolder.save_tensors
 
-    def edited(self: RunFolder, *arguments: Any) -> None:
+    def edited(self: RunFolder, *arguments: Any) -> str:
         (self.path / "config.json").write_text("{}")
-        original(self, *arguments)
+        return original(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save_tensors", edited)
@@ -253,6 +325,7 @@ def test_best_weights_from_before_an_extension_still_belong_to_the_run(corpus: P
     resume(tmp_path, config=longer)
     resume(tmp_path, config=dataclasses.replace(longer, train=dataclasses.replace(config.train, max_steps=18)))
     (tmp_path / "best.safetensors").write_bytes(best)
+    (tmp_path / "checkpoint.safetensors").unlink()  # it names later weights
     assert RunFolder(tmp_path).load().step == 16
 
 

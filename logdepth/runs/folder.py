@@ -10,7 +10,7 @@ last.safetensors       weights of the last checkpoint
 checkpoint.safetensors everything needed to resume bit-for-bit
 
 All of them carry checksums. Weights and checkpoints name the checksum of the config and the hash of the tokenizer that
-they belong to; a checkpoint names the checksum of the metrics.
+they belong to; a checkpoint names the checksums of the metrics and of the weights that were saved with it.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs.config import RunConfig
 from logdepth.runs.environment import environment, typed_command
-from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.runs.tensors import VALUES, load_tensors, read_record, save_tensors
 from logdepth.version import __version__
 
 VERSION = 2
@@ -58,6 +58,7 @@ Weights = Literal["best", "last"]
 RESTORE = "restore it from a copy"
 WEIGHTS_REMEDY = f"{RESTORE}, or train a new run"
 METRICS_REMEDY = f"{RESTORE}, or move it away to resume without the metrics so far"
+CHECKPOINT_REMEDY = f"{RESTORE}, or remove it to use the weights without it"
 CONFIG_REMEDY = (
     f"{RESTORE}; to train longer, use `logdepth train --resume {{}} --train.max-steps N`; for other changes, "
     "start a new run"
@@ -214,16 +215,21 @@ class RunFolder:
         data = self.metrics.read_bytes() if self.metrics.is_file() else b""
         return {"bytes": len(data), "sha256": checksum_of_bytes(data)}
 
-    def rewind_metrics(self, mark: dict[str, Any]) -> None:
-        """Removes the metrics after a mark, because training resumes there; those before it must be as they were."""
+    def rewind_metrics(self, mark: dict[str, Any], *, finished: bool = False) -> None:
+        """Removes the metrics after a mark, because training resumes there; those before it must be as they were.
+
+        They may be gone, but not those of a finished run, because no new ones follow.
+        """
         if not self.metrics.is_file():
+            if mark["bytes"] and finished:
+                raise UserError(f"{self.metrics} is gone, and the run is finished; {WEIGHTS_REMEDY}")
             if mark["bytes"]:
                 print(f"{self.metrics} is gone: the metrics so far are lost, and new ones follow", file=sys.stderr)
             return
         data = self.metrics.read_bytes()
         kept = data[: mark["bytes"]]
         if len(kept) != mark["bytes"] or checksum_of_bytes(kept) != mark["sha256"]:
-            raise mismatch(self.metrics, METRICS_REMEDY)
+            raise mismatch(self.metrics, WEIGHTS_REMEDY if finished else METRICS_REMEDY)
         if kept == data:
             return
         complete, _, _ = data[len(kept) :].rpartition(b"\n")  # what a crash cut off is no surprise
@@ -239,12 +245,13 @@ class RunFolder:
         kept = [line for line in self.read_metrics() if line["step"] <= limits[line["kind"]]]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def save_weights(self, which: Weights, tensors: dict[str, Tensor], step: int) -> None:
-        self.save_tensors(self.weights(which), tensors, {"step": step, "weights": which})
+    def save_weights(self, which: Weights, tensors: dict[str, Tensor], step: int) -> str:
+        """Saves weights; returns the checksum by which a checkpoint names them."""
+        return self.save_tensors(self.weights(which), tensors, {"step": step, "weights": which})
 
-    def save_tensors(self, file: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Saves tensors that are named after the model's weights."""
-        save_tensors(file, tensors, record | {"names": NAMES} | self.belonging)
+    def save_tensors(self, file: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> str:
+        """Saves tensors that are named after the model's weights; returns their checksum."""
+        return save_tensors(file, tensors, record | {"names": NAMES} | self.belonging)
 
     def read_weights(self, which: Weights) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The weights of a run, and their record."""
@@ -254,7 +261,44 @@ class RunFolder:
             raise UserError(
                 f"{file} holds the {record['weights']} weights of the run, not the {which}; {WEIGHTS_REMEDY}"
             )
+        self._refuse_unnamed(which, record)
         return tensors, record
+
+    def verify_named(self, which: Weights) -> None:
+        """An error if the weights that the checkpoint names are gone, or others are in their place.
+
+        It looks at their record only; `read_weights` verifies that the weights match it.
+        """
+        file = self.weights(which)
+        if not file.is_file():
+            raise UserError(f"{file} is gone; {WEIGHTS_REMEDY}")
+        self._refuse_unnamed(which, read_record(file, WEIGHTS_REMEDY))
+
+    def _refuse_unnamed(self, which: Weights, record: dict[str, Any]) -> None:
+        """Raises an error if the checkpoint names other weights than those with this record.
+
+        Weights are saved before their checkpoint: after a kill in between, they are of a later step than it knows.
+        Checkpoints of older versions name no weights.
+        """
+        if not self.checkpoint.is_file():
+            return
+        checkpoint = read_record(self.checkpoint, CHECKPOINT_REMEDY)
+        named, state = checkpoint.get("weights"), checkpoint.get("standing")
+        if not isinstance(named, dict) or which not in named or record.get(VALUES) == named[which]:
+            return
+        known = state.get("validated" if which == "best" else "step") if isinstance(state, dict) else None
+        step = record.get("step")
+        if not (isinstance(known, int) and isinstance(step, int) and step > known):
+            raise UserError(
+                f"{self.weights(which)} does not hold the weights that {self.checkpoint} names: one of them is of "
+                f"another step, or another run's; {WEIGHTS_REMEDY}"
+            )
+
+    def refuse_odd_files(self) -> None:
+        """An error if something else than a file has the name of a file that training writes."""
+        for file in (self.checkpoint, self.metrics, self.weights("best"), self.weights("last")):
+            if file.exists() and not file.is_file():
+                raise UserError(f"{file} is not a file; move it away, and restore the file from a copy")
 
     def read_tensors(self, file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors named after the weights of the model as it is built today, and their record."""

@@ -51,6 +51,8 @@ class Checkpoints:
         self.folder, self.model, self.optimizer = folder, model, optimizer
         self.metrics_mark: dict[str, Any] | None = {"bytes": 0, "sha256": checksum_of_bytes(b"")}
         """Where the metrics were at the last checkpoint; None if an older version wrote it."""
+        self.named: dict[str, str] = {}
+        """Checksums of the saved best and last weights, as far as they are known: older versions wrote none."""
         self.unsaved_best: dict[str, Tensor] | None = None
         """The best weights, until they are saved together with the checkpoint that names their step."""
         self.saved_at, self.save_seconds = time.monotonic(), 0.0
@@ -64,14 +66,15 @@ class Checkpoints:
         weights = self.model.state_dict()
         tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.tensors().items()}
-        self.folder.save_weights("last", weights, state.step)
+        self.named["last"] = self.folder.save_weights("last", weights, state.step)
         if self.unsaved_best is not None:
             assert state.best_step is not None
-            self.folder.save_weights("best", self.unsaved_best, state.best_step)
+            self.named["best"] = self.folder.save_weights("best", self.unsaved_best, state.best_step)
             self.unsaved_best = None
         # The checkpoint comes last, for it says what is saved: after a kill before it, the steps are repeated.
         self.metrics_mark = self.folder.metrics_mark()
-        record = {"version": VERSION, "standing": asdict(state), "metrics": self.metrics_mark}
+        facts = {"version": VERSION, "standing": asdict(state)}
+        record = facts | {"metrics": self.metrics_mark, "weights": self.named}
         self.folder.save_tensors(self.folder.checkpoint, tensors, record)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
@@ -89,14 +92,22 @@ class Checkpoints:
         load_weights(self.model, _below("model/", tensors), file)
         self.optimizer.restore(_below("optimizer/", tensors))
         self.metrics_mark = record.get("metrics")
+        self.named = dict(record.get("weights", {}))
         return state
+
+    def verify_weights(self, state: TrainState) -> None:
+        """Verifies that the weights which resuming does not write again are those that the checkpoint names."""
+        if state.best_step is not None:
+            self.folder.verify_named("best")
+        if state.finished:
+            self.folder.verify_named("last")
 
     def rewind_metrics(self, state: TrainState) -> None:
         """Removes the metrics after the last checkpoint, because their steps follow again."""
         if self.metrics_mark is None:
             self.folder.rewind_metrics_to_steps(state.step, state.validated)
         else:
-            self.folder.rewind_metrics(self.metrics_mark)
+            self.folder.rewind_metrics(self.metrics_mark, finished=state.finished is not None)
 
     def is_due(self, minutes: float) -> bool:
         """Whether the last checkpoint is older than this."""

@@ -74,6 +74,7 @@ class Trainer:
                 f"{folder.path} has already trained {self.state.step:,} steps; set --train.max-steps to at least that"
             )
         self.state.finished = self.validation.reason_to_end(self.state)
+        self.checkpoints.verify_weights(self.state)
         self.captured: Captured | None = None
         """The training step as a CUDA graph."""
         self.warnings: list[str] = []

@@ -56,6 +56,7 @@ def resume(
         if changed:
             what = ", ".join(changed)
             print(f"the environment has changed ({what}): the run may not resume bit-for-bit", file=sys.stderr)
+        folder.refuse_odd_files()
         trainer = Trainer(folder, config, prepared, device, watch)
         if changes:
             folder.change_config(config)
