@@ -422,10 +422,15 @@ def _verify_unsealed(result: RunResult | TimingResult, saved: dict[str, Any], wh
 
 
 def read_results(folder: Path) -> Results:
-    """Read all result files of a folder in order of their names. Raise a UserError if they are incompatible."""
+    """Read all result files of a folder. Raise a UserError if they are incompatible.
+
+    Runs are in order of recipe and seed, and timings in order of device, so that names of files do not matter.
+    """
     files = {path: read_result(path) for path in sorted(folder.glob("*.json"))}
     runs = {path: result for path, result in files.items() if isinstance(result, RunResult)}
+    runs = dict(sorted(runs.items(), key=lambda one: (one[1].recipe, one[1].config.seed)))
     timings = {path: result for path, result in files.items() if isinstance(result, TimingResult)}
+    timings = dict(sorted(timings.items(), key=lambda one: _order_of(one[1])))
     refuse_other_text({path.name: run.data for path, run in runs.items()}, folder)
     _refuse_other_configs(runs)
     _refuse_one_name_for_two_texts(runs)
@@ -436,6 +441,10 @@ def read_results(folder: Path) -> Results:
                 f"{path} belongs to the corpus '{timing.corpus}', not '{min(corpora)}'; move it to another folder"
             )
     return Results(list(runs.values()), list(timings.values()))
+
+
+def _order_of(timing: TimingResult) -> tuple[str, bool, bool]:
+    return str(timing.environment["device"]), timing.accelerated, timing.compiled
 
 
 def refuse_other_text(texts: Mapping[str, DataFacts], folder: Path) -> None:

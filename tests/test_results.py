@@ -313,6 +313,17 @@ def test_a_mean_is_over_seeds_of_one_config(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
+def test_names_of_files_do_not_change_the_order(tmp_path: Path) -> None:
+    runs = [made_up_run(row, seed=seed) for row in ("ar-grc", "transformer-alibi") for seed in (0, 2, 10)]
+    times = made_up_times("ar-grc")
+    timings = [dataclasses.replace(times, environment=times.environment | {"device": name}) for name in ("a", "b")]
+    for number, result in enumerate((*runs, *timings)):
+        write_result(tmp_path / f"{number * 5 % 8}.json", result)
+    found = read_results(tmp_path)
+    assert [(run.row, run.config.seed) for run in found.runs] == [(run.row, run.config.seed) for run in runs]
+    assert [timing.environment["device"] for timing in found.timings] == ["a", "b"]
+
+
 def test_machines_may_differ(tmp_path: Path) -> None:
     write_result(tmp_path / "ptb-ar-grc-0.json", made_up_run())
     other = made_up_run(seed=1)
