@@ -122,6 +122,34 @@ def test_on_one_machine_the_lock_tells_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_all_workers_register_one_that_is_not_registered_has_ended(tmp_path: Path) -> None:
+    monitor = heartbeat.LivenessMonitor(tmp_path, grace=1e9, all_register=True)
+    here = heartbeat.machine_id()
+    with heartbeat.registered_worker(tmp_path) as name:
+        assert not monitor.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+        heartbeat.prune_dead_workers(tmp_path)
+        assert not monitor.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+    assert monitor.is_dead(attempt(1, TrialState.RUNNING, worker=[here, name]))
+    assert not monitor.is_dead(attempt(2, TrialState.RUNNING, worker=["elsewhere", name]))
+    assert not monitor.is_dead(attempt(3, TrialState.RUNNING))
+
+
+def test_a_worker_is_registered_though_its_file_was_removed_before_it_was_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, removed = heartbeat.fcntl.flock, []
+
+    def flock(file: Any, how: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        original(file, how)
+
+    monkeypatch.setattr(heartbeat.fcntl, "flock", flock)
+    with heartbeat.registered_worker(tmp_path) as name:
+        assert heartbeat.is_alive(tmp_path, name)
+
+
 def test_a_sweep_and_its_outcome(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep"
     assert main(flags(corpus, out, "--trials", "3")) == 0

@@ -287,6 +287,21 @@ def test_a_line_that_a_kill_cut_off_is_removed(trained: list[int], corpus: Path,
     assert all(json.loads(line) for line in journal.read_text().splitlines())
 
 
+def test_a_trial_whose_end_was_cut_off_the_journal_is_run_again_at_once(
+    trained: list[int], corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    assert main(flags(corpus, out, "--trials", "2")) == 0
+    before = json.loads((out / "sweep.json").read_text())
+    journal = out / "journal.log"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert [trial.state for trial in trials_of(out)] == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert main(flags(corpus, out, "--trials", "2", "--grace", "1e9")) == 0  # a worker of this machine has no grace
+    after = json.loads((out / "sweep.json").read_text())
+    assert [row["attempts"] for row in after["trials"]] == [1, 2]
+    assert [row["loss"] for row in after["trials"]] == [row["loss"] for row in before["trials"]]
+
+
 def test_one_writes_to_a_journal_at_a_time(tmp_path: Path) -> None:
     one, other = (_JournalLock(tmp_path / "journal.log") for _ in range(2))
     order = []

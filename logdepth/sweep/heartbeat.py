@@ -44,11 +44,22 @@ def registered_worker(workers: Path) -> Iterator[str]:
     name = secrets.token_hex(8)
     with readable_disk_errors(workers):
         workers.mkdir(parents=True, exist_ok=True)
-        file = (workers / name).open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked_file(workers / name):
         yield name
         (workers / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked_file(path: Path) -> Iterator[None]:
+    """Create a file and hold its lock. Until it is locked, another worker may remove it as that of a dead worker."""
+    while True:
+        with readable_disk_errors(path):
+            file = path.open("w")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists():
+                yield
+                return
 
 
 def is_alive(workers: Path, name: str) -> bool | None:
@@ -73,24 +84,35 @@ def count_alive(workers: Path) -> int:
 def prune_dead_workers(workers: Path) -> None:
     """Remove the files of dead workers."""
     for file in workers.iterdir():
-        if is_alive(workers, file.name) is False:
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), file.open() as opened:  # it is locked if its worker is alive
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            file.unlink()
 
 
 class LivenessMonitor:
     """Detects running trials whose worker has died."""
 
-    def __init__(self, workers: Path, grace: float) -> None:
+    def __init__(self, workers: Path, grace: float, *, all_register: bool = False) -> None:
+        """Create a monitor.
+
+        Args:
+            workers: the folder where workers register.
+            grace: seconds without a heartbeat after which a worker that cannot be seen counts as dead.
+            all_register: whether all workers of the study register in this folder. Then a worker of this machine that
+                is not registered has ended. Workers that share a database may have different folders.
+        """
         self._workers, self._grace, self._machine = workers, grace, machine_id()
+        self._all_register = all_register
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def is_dead(self, trial: FrozenTrial) -> bool:
         """Return whether the worker of a running trial is dead."""
         attributes, now = trial.user_attrs, time.monotonic()
         machine, name = attributes.get(WORKER, (None, None))
-        alive = is_alive(self._workers, name) if machine == self._machine else None
-        if alive is not None:
-            return not alive
+        if machine == self._machine:
+            alive = is_alive(self._workers, name)
+            if alive is not None or self._all_register:
+                return not alive
         beat = attributes.get(BEAT)
         before, since = self._seen.setdefault(trial.number, (beat, now))
         if before != beat:

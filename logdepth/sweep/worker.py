@@ -98,7 +98,9 @@ class Worker:
 
     def __init__(self, search: Search, study: optuna.Study, name: str) -> None:
         self.search, self.study, self.name = search, study, name
-        self.monitor = LivenessMonitor(search.out / "workers", search.grace)
+        # The journal is in `out`, where all its workers register; those of a database may have other folders.
+        in_journal = search.storage is None
+        self.monitor = LivenessMonitor(search.out / "workers", search.grace, all_register=in_journal)
         self.drawn_at = time.monotonic()
         self.threads = torch.get_num_threads()
         """Number of CPU threads to use if no other worker runs on this machine."""
