@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.hostile.flips import project_in
-from tests.hostile.outcomes import HARMLESS, SILENT, Case, parser, run_cases
+from tests.hostile.outcomes import HARMLESS, Case, parser, run_cases
 from tests.hostile.project import LOSSLESS_STORE, LOSSY, STORE, Project
 
 Change = Callable[[Path, Path], None]
@@ -33,8 +33,8 @@ class Edit(NamedTuple):
     """Pattern of the file; if several match, the first is edited."""
     what: str
     change: Change
-    allowed: bool = False
-    """Whether the documents say that the file may be changed like this."""
+    allowed: tuple[str, ...] = ()
+    """Names of the checks whose results may change, because the documents say that the file may be changed so."""
 
 
 def field(path: str, value: Any) -> Change:
@@ -182,6 +182,7 @@ FORMS = (
     ("a byte order mark", BOM),
     ("junk at the end", JUNK),
 )
+BEST, OF_CONFIG = ("train best.json",), "train the config of a run"
 SIDECAR, RESULT, TIMES = f"{STORE}/test.json", "study/results/text-ar-grc-0.json", "study/results/timing-*.json"
 TOKENIZER = f"cache/tokenizers/text-{LOSSY}-*"
 STUDY_RUN = "study/runs/ar-grc-0"
@@ -206,7 +207,6 @@ METRICS = (
     ("half of it", HALF),
     ("nothing in it", EMPTY),
     ("CRLF", CRLF),
-    ("removed", removed),
 )
 STORE_FIELDS: tuple[tuple[str, Any], ...] = (
     *(("bytes", value) for value in (9970, -5, 0, "a", None)),
@@ -343,7 +343,10 @@ EDITS: tuple[Edit, ...] = (
     Edit("stopped/checkpoint.safetensors", "a step as text", state(lambda found: found.update(step="8"))),
     Edit("stopped/checkpoint.safetensors", "no fields", state(lambda found: found.clear())),
     *(Edit("stopped/metrics.jsonl", what, change) for what, change in METRICS),
+    # The message about damaged metrics proposes to move them away; resuming says that they are lost, so it warns.
+    Edit("stopped/metrics.jsonl", "removed", removed, ("resume",)),
     *(Edit(f"{STUDY_RUN}/metrics.jsonl", what, change) for what, change in METRICS),
+    Edit(f"{STUDY_RUN}/metrics.jsonl", "removed", removed),
     Edit("stopped/environment.json", "another torch", field("torch", "1.0")),
     Edit("stopped/environment.json", "5", raw(lambda _: b"5\n")),
     Edit("stopped/environment.json", "removed", removed),
@@ -352,17 +355,18 @@ EDITS: tuple[Edit, ...] = (
     Edit(RESULT, "another model's", replaced_by("study/results/text-transformer-alibi-0.json")),
     Edit(RESULT, "exchanged", swapped_with("study/results/text-transformer-alibi-0.json")),
     Edit(RESULT, "a copy under another name", copied_to("copy.json")),
-    Edit(RESULT, "removed", removed),
+    Edit(RESULT, "removed", removed, ("report",)),  # a report is of the results that are there
     Edit(TIMES, "another time", field("models.0.timings.0.milliseconds", 0.001)),
     Edit(TIMES, "another speed", field("models.0.timings.0.tokens_per_second", 1e9)),
     Edit(TIMES, "another number of parameters", field("models.0.parameters", 1)),
     Edit(TIMES, "no models", field("models", [])),
-    Edit("sweep/best.json", "another learning rate", field("config.train.learning_rate", 0.02), allowed=True),
-    Edit("sweep/best.json", "an unknown field", lambda world, file: _add_field(file, "speed", 1), allowed=True),
+    Edit("sweep/best.json", "another learning rate", field("config.train.learning_rate", 0.02), BEST),
+    Edit("sweep/best.json", "an unknown field", lambda world, file: _add_field(file, "speed", 1), BEST),
     Edit("sweep/sweep.json", "another loss", field("best.loss", 0.1)),
     Edit("sweep/sweep.json", "another learning rate", field("best_config.train.learning_rate", 0.5)),
     Edit("sweep/journal.log", "a line deleted", lines(lambda whole: whole[:9] + whole[10:])),
-    Edit("sweep/journal.log", "the last line cut off", raw(lambda data: data[:-20])),
+    # As after a kill, a retry has taken the next number, which is the seed of what one more trial tries.
+    Edit("sweep/journal.log", "the last line cut off", raw(lambda data: data[:-20]), ("sweep, one more",)),
     Edit("sweep/journal.log", "not JSON", inserted(b"a note of mine")),
     Edit("sweep/journal.log", "not UTF-8", inserted(b'{"op_code": "\xff"}')),
     Edit("sweep/journal.log", "5", inserted(b"5")),
@@ -373,8 +377,11 @@ EDITS: tuple[Edit, ...] = (
     *(Edit(file, what, change)
       for file in ("run/config.json", "stopped/config.json", SIDECAR, RESULT, TIMES, "cache/census/*.json")
       for what, change in FORMS),
+    # --config takes the config of any run: in this file, the other run's is whole, and is trained as it says. The verbs
+    # that read it together with the weights beside it refuse it.
+    Edit("run/config.json", "exchanged with another run", swapped_with("other/config.json"), (OF_CONFIG,)),
     *(Edit(f"run/{name}", "exchanged with another run", swapped_with(f"other/{name}"))
-      for name in ("config.json", "tokenizer.model", "environment.json", "metrics.jsonl", "checkpoint.safetensors")),
+      for name in ("tokenizer.model", "environment.json", "metrics.jsonl", "checkpoint.safetensors")),
     *(Edit(file, "a folder of this name", as_folder)
       for file in ("run/config.json", "run/best.safetensors", "run/tokenizer.model", "stopped/metrics.jsonl", SIDECAR,
                    f"{STORE}/test.bin", RESULT, "sweep/journal.log")),
@@ -408,10 +415,8 @@ def one(project: Project, number: int, few: bool = False) -> Case:
     checks = project.checks_of(name, few)
     if not checks:
         return Case(f"{name}: {edit.what}", HARMLESS, "nothing reads it")
-    case = project.after_all(f"{name}: {edit.what}", checks, lambda world: edit.change(world, world / name), [name])
-    if edit.allowed and case.outcome == SILENT:
-        return case._replace(outcome=HARMLESS, detail="allowed")
-    return case
+    what = f"{name}: {edit.what}"
+    return project.after_all(what, checks, lambda world: edit.change(world, world / name), [name], edit.allowed)
 
 
 def main() -> int:
