@@ -40,9 +40,9 @@ class SweepCommand:
     """Number of trials in the study, over all workers."""
     space: tuple[str, ...] = ()
     """Search space: NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=LOW:HIGH:STEP or NAME=ONE,ANOTHER. NAME is a field such as
-    train.learning_rate, several fields joined by +, or dropout for all dropouts of the model. By default the fields
-    that the paper searches, with our ranges: train.learning_rate=5e-5:5e-3:log train.weight_decay=1e-6:0.3:log
-    dropout=0:0.4:0.05."""
+    train.learning_rate, several fields joined by +, or dropout for all dropouts of the model except those inside
+    model.blocks. By default the fields that the paper searches, with our ranges: train.learning_rate=5e-5:5e-3:log
+    train.weight_decay=1e-6:0.3:log dropout=0:0.4:0.05."""
     storage: str | None = None
     """Database URL, such as postgresql+psycopg2://USER@HOST/NAME or sqlite:///FILE, for workers on several machines; by
     default a journal file in the folder of the sweep."""
