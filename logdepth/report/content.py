@@ -125,7 +125,7 @@ def _perplexity(runs: Sequence[RunResult]) -> Table:
         name="perplexity",
         title=f"Test perplexity on {runs[0].data.corpus} at {at} tokens",
         note=_spread_note(runs) + caveat(runs),
-        heads=(*heads, "paper, a token") if paper else heads,
+        heads=(*heads, "token perplexity in the paper") if paper else heads,
         rows=tuple(rows),
     )
 
@@ -151,7 +151,7 @@ def _operators(runs: Sequence[RunResult]) -> Table:
         name="operators",
         title="Operators of the scan model",
         note=f"{_spread_note(runs)}The scan model with each operator. The hyperparameters list other differences.",
-        heads=(*heads, "paper, a token") if paper else heads,
+        heads=(*heads, "token perplexity in the paper") if paper else heads,
         rows=tuple(rows),
     )
 

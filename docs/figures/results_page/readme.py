@@ -31,7 +31,7 @@ def readme_block(kept: Kept) -> str:
         return NOTHING + "\n"
     plans = readme_plans(kept)
     figures = [f"![{plan.caption}](docs/figures/{figure_file(name)})" for name, plan in plans.items()]
-    captions = ". ".join(plan.caption for plan in plans.values())
+    captions = ". ".join(f"Figure: {plan.caption[0].lower()}{plan.caption[1:]}" for plan in plans.values())
     missing = [STUDIES[name] for name in IN_README if name not in kept.studies] + missing_in(_studies(kept))
     words = [f"Not run yet: {'; '.join(missing)}."] if missing else []
     return "\n\n".join([table(HEADS[:-1], rows), *words, *figures, f"*{EXPLAINED} {captions}.*"]) + "\n"
