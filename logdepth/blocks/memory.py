@@ -33,7 +33,7 @@ from logdepth.ops import (
     Linear,
     NormName,
     RMSNorm,
-    delta_chunk,
+    delta_chunks,
     delta_step,
     norm_named,
     normalised,
@@ -147,12 +147,12 @@ class StaticMemoryState(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What a head does with a token, all in float32 at least; `[…, heads, width]`, or `[…, heads]`."""
+    """What a head does with a token. All but `vectors` is in float32 at least."""
 
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+    vectors: Tensor
+    """Queries, keys and values side by side, before they are normalised, `[…, heads, 2 · key_width + value_width]`."""
     log_decay: Tensor
+    """`[…, heads]`; likewise `strength`."""
     strength: Tensor
     slopes: Tensor
     """u·h and w·h of the weights λ, `[…, heads, 2]`."""
@@ -299,16 +299,12 @@ class MemoryLayer(nn.Module):
 
     def _tokens(self, projected: Tensor, rates: Tensor, slopes: Tensor | None) -> Tokens:
         dtype, shape = self._dtype, projected.shape[:-1]
-        widths = [self.key_width, self.key_width, self.value_width]
-        queries, keys, values = torch.split(projected.to(dtype).view(*shape, self.heads, sum(widths)), widths, dim=-1)
         decay, strength = rates.to(dtype).view(*shape, 2, self.heads).unbind(-2)
         return Tokens(
-            normalised(queries),
-            normalised(keys),
-            values,
+            projected.view(*shape, self.heads, 2 * self.key_width + self.value_width),
             -F.softplus(decay + self.decay_bias),
             self.write_strength * strength.sigmoid(),
-            values[..., :0] if slopes is None else slopes.to(dtype).view(*shape, self.heads, 2),
+            decay.new_empty(*shape, self.heads, 0) if slopes is None else slopes.to(dtype).view(*shape, self.heads, 2),
         )
 
     def _read_levels(
@@ -316,7 +312,7 @@ class MemoryLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, TreeState, Tensor]:
         """Outputs, and the open chunks, the tree and the lengths after them."""
         absorbed = np.zeros(layout.num_rows, dtype=np.int64) if state is None else state.lengths.numpy()
-        pieces = pieces_of(layout, self.chunk, absorbed % self.chunk, tokens.keys.device)
+        pieces = pieces_of(layout, self.chunk, absorbed % self.chunk, tokens.log_decay.device)
         before = None if state is None else state.tensors.tensors[0]
         reading, elements, slopes = self._own_chunks(tokens, pieces, before)
 
@@ -336,9 +332,9 @@ class MemoryLayer(nn.Module):
     def _read_fold(self, tokens: Tokens, memory: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
         """Outputs, and the memory S after them."""
         nothing_open = np.zeros(layout.num_rows, dtype=np.int64)  # where chunks end makes no difference
-        pieces = pieces_of(layout, self.chunk, nothing_open, tokens.keys.device)
+        pieces = pieces_of(layout, self.chunk, nothing_open, tokens.log_decay.device)
         if memory is None:
-            memory = tokens.keys.new_zeros(layout.num_rows, self.heads, self.key_width, self.value_width)
+            memory = tokens.log_decay.new_zeros(layout.num_rows, self.heads, self.key_width, self.value_width)
         unread = memory.new_zeros(*memory.shape[:-1], self.key_width)
         before = torch.cat([unread, memory], dim=-1).flatten(1)
         reading, elements, _ = self._own_chunks(tokens, pieces, before)
@@ -352,18 +348,16 @@ class MemoryLayer(nn.Module):
 
         The first piece of each row continues the chunk `before`: tokens read it too, and it is merged into the element.
         """
-        widths = [self.key_width, self.key_width, self.value_width, 1, 1, tokens.slopes.shape[-1]]
-        every = torch.cat([*tokens[:3], tokens.log_decay[..., None], tokens.strength[..., None], tokens.slopes], dim=-1)
-        cut = pieces.cut(every.flatten(0, -3)).transpose(1, 2)
-        queries, keys, values, log_decay, strength, slopes = torch.split(cut, widths, dim=-1)
-        own = delta_chunk(queries, keys, values, log_decay[..., 0], strength[..., 0])
+        last = tokens.log_decay.ndim - 2
+        cut = Tokens(*(pieces.cut(one.flatten(0, last)).transpose(1, 2) for one in tokens))
+        own = delta_chunks(cut.vectors, cut.log_decay, cut.strength, self.key_width)
         reading, elements = Reading(own.outputs, own.queries), own.matrices.flatten(1)
         if before is not None:
             before = before.index_select(0, pieces.rows)
             reading = self._past(before, reading, pieces.first)
             merged = self.operator(before, elements.index_select(0, pieces.first))
             elements = elements.index_copy(0, pieces.first, merged)
-        return reading, elements, slopes
+        return reading, elements, cut.slopes
 
     def _past(self, blocks: Tensor, reading: Reading, readers: Tensor, weights: Tensor | None = None) -> Reading:
         """Reads a block each, and passes on with the queries q M."""
@@ -384,9 +378,11 @@ class MemoryLayer(nn.Module):
         """Outputs of one token of every row, and the open chunks. Which blocks are read is decided on the device."""
         one = Tokens(*(part[:, 0] for part in tokens))
         opened = self.operator.matrices(state.tensors.tensors[0])
-        opened = delta_step(opened, one.keys, one.values, one.log_decay, one.strength).flatten(1)
+        widths = [self.key_width, self.key_width, self.value_width]
+        queries, keys, values = torch.split(one.vectors.to(self._dtype), widths, dim=-1)
+        opened = delta_step(opened, normalised(keys), values, one.log_decay, one.strength).flatten(1)
         transition, written = self.operator.parts(opened)
-        queries = one.queries[:, :, None]
+        queries = normalised(queries)[:, :, None]
         outputs, queries = queries @ written, queries @ transition
         positions = layout.row_positions(opened.device)
         for level, blocks in enumerate(state.tree.blocks):

@@ -57,7 +57,7 @@ class Pieces(NamedTuple):
 
     def cut(self, tokens: Tensor) -> Tensor:
         """Tokens `[tokens, …]` as pieces `[pieces, size, …]`, with zeros where there is none."""
-        return _taken(tokens, self.tokens).view(-1, self.size, *tokens.shape[1:])
+        return _taken(tokens, self.tokens).view(len(self.row), self.size, *tokens.shape[1:])
 
     def joined(self, pieces: Tensor) -> Tensor:
         """Pieces as tokens again, with zeros for tokens that are padding."""

@@ -2,7 +2,7 @@
 
 from logdepth.ops.activation import ACTIVATIONS, ActivationName
 from logdepth.ops.cross_entropy import linear_cross_entropy, token_losses
-from logdepth.ops.delta_rule import DeltaChunk, delta_chunk, delta_step, normalised
+from logdepth.ops.delta_rule import DeltaChunk, delta_chunk, delta_chunks, delta_step, normalised
 from logdepth.ops.dispatch import kernels, use_kernels, why_no_kernels
 from logdepth.ops.linear import Linear, identity_linear, linear, scaled_linear
 from logdepth.ops.lookup import FrozenTable, TokenLookup
@@ -22,6 +22,7 @@ __all__ = [
     "RMSNorm",
     "TokenLookup",
     "delta_chunk",
+    "delta_chunks",
     "delta_step",
     "identity_linear",
     "kernels",

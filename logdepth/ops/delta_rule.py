@@ -1,5 +1,7 @@
 """The gated delta rule on chunks of tokens, and on one token. `delta_rule_reference.py` is the definition.
 
+`delta_chunks` is what models call: it normalises queries and keys, and takes the kernel where it can.
+
 With G_t the running sum of log α in a chunk, and decay_ts = e^{G_t − G_s} for s ≤ t:
 
     A_ts = β_t (k_t·k_s) decay_ts for s < t,   T = (I + A)⁻¹,   [U | W] = T [βV | βe^G K],   K̃_s = e^{G_c − G_s} k_s
@@ -12,10 +14,12 @@ bfloat16 has steps of 1 and more; T is an inverse; and products of M over many l
 errors. Exponents are never positive, so nothing overflows.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from logdepth.ops.dispatch import backward_by_kernels, on_device_of, use_kernels
 
 NORM_EPSILON = 1e-6
 """Added to the squared length of a vector that is normalised, so that gradients at a zero vector are finite."""
@@ -30,6 +34,75 @@ class DeltaChunk(NamedTuple):
     """What each token reads of its own chunk, up to itself, `[chunks, heads, size, value_width]`."""
     queries: Tensor
     """With what each token reads the memory before its chunk, `[chunks, heads, size, key_width]`."""
+
+
+def delta_chunks(vectors: Tensor, log_decay: Tensor, strength: Tensor, key_width: int) -> DeltaChunk:
+    """`delta_chunk` of queries and keys of any length, which are normalised. Results have the dtype of `log_decay`.
+
+    As a kernel, `outputs` lie in memory as `[chunks, size, heads, value_width]`.
+
+    Args:
+        vectors: queries, keys and values of each token side by side,
+            `[chunks, heads, size, 2 · key_width + value_width]`; they may be in a lower dtype.
+        log_decay: log α ≤ 0, `[chunks, heads, size]`.
+        strength: β from 0 to 2, `[chunks, heads, size]`.
+        key_width: width of queries and of keys.
+    """
+    if use_kernels(vectors) and log_decay.dtype == strength.dtype == torch.float32:
+        from logdepth.ops.delta_rule_kernel import fits
+
+        if fits(vectors, key_width):
+            return DeltaChunk(*_DeltaChunks.apply(vectors, log_decay, strength, key_width))  # type: ignore[no-untyped-call]
+    widths = [key_width, key_width, vectors.shape[-1] - 2 * key_width]
+    queries, keys, values = torch.split(vectors.to(log_decay.dtype), widths, dim=-1)
+    return delta_chunk(normalised(queries), normalised(keys), values, log_decay, strength)
+
+
+class _DeltaChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: Tensor, log_decay: Tensor, strength: Tensor, key_width: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from logdepth.ops.delta_rule_kernel import chunk, side_of
+
+        num_chunks, heads, size, width = vectors.shape
+        value_width = width - 2 * key_width
+        vectors = _with_rows(vectors)
+        empty = log_decay.new_empty
+        inverse = empty(num_chunks, heads, side_of(size), side_of(size))
+        outputs = empty(num_chunks, size, heads, value_width).transpose(1, 2)
+        queries = empty(num_chunks, heads, size, key_width)
+        matrices = empty(num_chunks, heads, key_width, key_width + value_width)
+        exact = _exact(vectors)
+        with on_device_of(vectors):
+            chunk(vectors, log_decay, strength, inverse, outputs, queries, matrices, epsilon=NORM_EPSILON, exact=exact)
+        ctx.exact = exact
+        ctx.save_for_backward(vectors, log_decay, strength, inverse)
+        return matrices, outputs, queries
+
+    @staticmethod
+    @backward_by_kernels
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from logdepth.ops.delta_rule_kernel import chunk_backward
+
+        matrices_grad, outputs_grad, queries_grad = grads
+        given = _with_rows(outputs_grad), _with_rows(queries_grad), matrices_grad.contiguous()
+        vectors, log_decay, strength, inverse = ctx.saved_tensors
+        found = [torch.empty_like(one) for one in (vectors, log_decay, strength)]
+        chunk_backward(
+            *given, vectors, log_decay, strength, inverse, *found, epsilon=NORM_EPSILON, exact=ctx.exact
+        )
+        return *found, None
+
+
+def _with_rows(x: Tensor) -> Tensor:
+    """With neighbours in memory in the last dimension."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _exact(x: Tensor) -> bool:
+    """Whether products of such vectors are as exact as float32, and not TF32."""
+    return x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
 
 
 def delta_chunk(queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, strength: Tensor) -> DeltaChunk:
