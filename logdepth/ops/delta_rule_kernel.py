@@ -19,13 +19,20 @@ from torch import Tensor
 
 from logdepth.ops.launch import block_of
 
-LONGEST, WIDEST = 64, 64
+LONGEST, WIDEST = 64, 128
 """Tokens of a chunk, and width of its keys and values, that fit into a program."""
 LEAST = 16
 """Of each side of a product."""
 BLOCK = tl.constexpr(16)
 """Tokens whose triangle is inverted token by token."""
-WARPS = 4
+SCALARS = [
+    "heads", "size", "decay_chunk", "decay_head", "decay_token", "strength_chunk", "strength_head", "strength_token",
+]  # fmt: skip
+"""For which no kernels of their own are compiled where they are 1, or multiples of 16."""
+GRAD_SCALARS = [
+    *SCALARS, "decay_grad_chunk", "decay_grad_head", "decay_grad_token",
+    "strength_grad_chunk", "strength_grad_head", "strength_grad_token",
+]  # fmt: skip
 
 
 def fits(vectors: Tensor, key_width: int) -> bool:
@@ -53,13 +60,13 @@ def chunk(
         vectors, log_decay, strength, inverse,
         *vectors.stride()[:3], *log_decay.stride(), *strength.stride(),
         heads, size, epsilon, key_width, side_of(size), side_of(key_width), exact,
-        num_warps=WARPS, num_stages=1,
+        num_warps=warps_of(key_width, value_width), num_stages=1,
     )  # fmt: skip
     _chunk[(num_chunks * heads,)](
         vectors, log_decay, strength, inverse, outputs, queries, matrices,
         *vectors.stride()[:3], *log_decay.stride(), *strength.stride(), *outputs.stride()[:3], *queries.stride()[:3],
         heads, size, epsilon, key_width, value_width, side_of(size), side_of(key_width), side_of(value_width), exact,
-        num_warps=WARPS, num_stages=1,
+        num_warps=warps_of(key_width, value_width), num_stages=1,
     )  # fmt: skip
 
 
@@ -88,17 +95,23 @@ def chunk_backward(
         *vectors_grad.stride()[:3], *log_decay_grad.stride(), *strength_grad.stride(),
     )  # fmt: skip
     sizes = key_width, value_width, side_of(size), side_of(key_width), side_of(value_width)
-    for kernel in (_read_backward, _erase_backward):
-        kernel[(num_chunks * heads,)](
-            outputs_grad, queries_grad, matrices_grad, vectors, log_decay, strength, inverse,
-            vectors_grad, log_decay_grad, strength_grad, keys_grad,
-            *strides, heads, size, epsilon, *sizes, exact, num_warps=WARPS, num_stages=1,
-        )  # fmt: skip
+    arguments = (
+        outputs_grad, queries_grad, matrices_grad, vectors, log_decay, strength, inverse,
+        vectors_grad, log_decay_grad, strength_grad, keys_grad,
+        *strides, heads, size, epsilon, *sizes, exact,
+    )  # fmt: skip
+    warps = warps_of(key_width, value_width)
+    _read_backward[(num_chunks * heads,)](*arguments, num_warps=warps, num_stages=1)
+    _erase_backward[(num_chunks * heads,)](*arguments, num_warps=warps, num_stages=1)
 
 
 def side_of(count: int) -> int:
     """Of a tile that holds so many tokens or columns."""
     return max(LEAST, block_of(count))
+
+
+def warps_of(key_width: int, value_width: int) -> int:
+    return 4 if max(key_width, value_width) <= 64 else 8
 
 
 @triton.jit
@@ -156,9 +169,9 @@ def store_rows(start, stride, tile, size, width: tl.constexpr, rows: tl.constexp
 
 
 @triton.jit
-def trace_of(matrix, side: tl.constexpr):
-    row = tl.arange(0, side)
-    return tl.sum(tl.sum(tl.where(row[:, None] == row[None, :], matrix, 0.0), axis=1), axis=0)
+def rates_of(start, stride, size, rows: tl.constexpr):
+    token = tl.arange(0, rows)
+    return tl.load(start + token * stride, mask=token < size, other=0.0)
 
 
 @triton.jit
@@ -207,7 +220,7 @@ def merged(solved, erased):
     return tl.reshape(quarters, (count, 2 * side, 2 * side))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SCALARS)
 def _inverse(
     vectors,
     log_decay,
@@ -233,10 +246,10 @@ def _inverse(
     program = tl.program_id(0).to(tl.int64)
     number, head = program // heads, program % heads
     token = tl.arange(0, rows)
-    place = log_decay + number * decay_chunk + head * decay_head + token * decay_token
-    total = tl.cumsum(tl.load(place, mask=token < size, other=0.0))
-    place = strength + number * strength_chunk + head * strength_head + token * strength_token
-    beta = tl.load(place, mask=token < size, other=0.0)
+    decay_start = log_decay + number * decay_chunk + head * decay_head
+    strength_start = strength + number * strength_chunk + head * strength_head
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
+    beta = rates_of(strength_start, strength_token, size, rows)
     own = vectors + number * vectors_chunk + head * vectors_head + key_width
     k, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
     erased = beta[:, None] * product(k, tl.trans(k), exact) * decay_of(total, rows)
@@ -244,7 +257,7 @@ def _inverse(
     store_rows(inverses + program * rows * rows, rows, inverse, rows, rows, rows, rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SCALARS)
 def _chunk(
     vectors,
     log_decay,
@@ -281,10 +294,10 @@ def _chunk(
     program = tl.program_id(0).to(tl.int64)
     number, head = program // heads, program % heads
     token, key = tl.arange(0, rows), tl.arange(0, keys)
-    place = log_decay + number * decay_chunk + head * decay_head + token * decay_token
-    total = tl.cumsum(tl.load(place, mask=token < size, other=0.0))
-    place = strength + number * strength_chunk + head * strength_head + token * strength_token
-    beta = tl.load(place, mask=token < size, other=0.0)
+    decay_start = log_decay + number * decay_chunk + head * decay_head
+    strength_start = strength + number * strength_chunk + head * strength_head
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
+    beta = rates_of(strength_start, strength_token, size, rows)
     at_end = tl.sum(tl.where(token == rows - 1, total, 0.0), axis=0)
     since_start = tl.exp(total)
     own = vectors + number * vectors_chunk + head * vectors_head
@@ -314,7 +327,7 @@ def _chunk(
     store_rows(matrix + key_width, width, product(until_end, written, exact), key_width, value_width, keys, values)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=GRAD_SCALARS)
 def _read_backward(
     outputs_grad,
     queries_grad,
@@ -364,15 +377,15 @@ def _read_backward(
     program = tl.program_id(0).to(tl.int64)
     number, head = program // heads, program % heads
     token = tl.arange(0, rows)
-    place = log_decay + number * decay_chunk + head * decay_head + token * decay_token
-    total = tl.cumsum(tl.load(place, mask=token < size, other=0.0))
-    place = strength + number * strength_chunk + head * strength_head + token * strength_token
-    beta = tl.load(place, mask=token < size, other=0.0)
+    decay_start = log_decay + number * decay_chunk + head * decay_head
+    strength_start = strength + number * strength_chunk + head * strength_head
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
+    beta = rates_of(strength_start, strength_token, size, rows)
     at_end = tl.sum(tl.where(token == rows - 1, total, 0.0), axis=0)
     since_start, until_end = tl.exp(total), tl.exp(at_end - total)
     own = vectors + number * vectors_chunk + head * vectors_head
     own_grad = vectors_grad + number * vectors_grad_chunk + head * vectors_grad_head
-    total_place = log_decay_grad + number * decay_grad_chunk + head * decay_grad_head + token * decay_grad_token
+    total_start = log_decay_grad + number * decay_grad_chunk + head * decay_grad_head
     output_start = outputs_grad + number * outputs_chunk + head * outputs_head
     query_start = queries_grad + number * queries_chunk + head * queries_head
     inverse_start = inverses + program * rows * rows
@@ -386,7 +399,9 @@ def _read_backward(
     attention_grad = product(output, tl.trans(written), exact)
     memory = rows_of(matrix + key_width, width, key_width, value_width, keys, values)
     kept_grad = product(written, tl.trans(memory), exact)
+    tl.debug_barrier()
 
+    inverse = rows_of(inverse_start, rows, rows, rows, rows, rows)
     k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
     moved = operand(product(inverse * (beta * since_start)[None, :], k, exact), exact)
     query = rows_of(query_start, queries_token, size, key_width, rows, keys)
@@ -394,33 +409,42 @@ def _read_backward(
     transition = rows_of(matrix, width, key_width, key_width, keys, keys)
     kept_grad -= product(moved, tl.trans(transition), exact)
 
-    last_grad = tl.exp(at_end) * trace_of(transition, keys)
     tl.debug_barrier()
 
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
     k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
+    until_end = tl.exp(at_end - total)
     end_grad = until_end * tl.sum(kept_grad * k, axis=1)
-    last_grad += tl.sum(end_grad, axis=0)
+    key = tl.arange(0, keys)
+    diagonal = tl.load(matrix + key * (width + 1), mask=key < key_width, other=0.0).to(tl.float32)
+    last_grad = tl.sum(end_grad, axis=0) + tl.exp(at_end) * tl.sum(diagonal, axis=0)
     total_grad = tl.where(token == size - 1, last_grad, 0.0) - end_grad
     k_grad = until_end[:, None] * kept_grad
     q, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
     attention_grad = attention_grad * decay_of(total, rows)
     exponent_grad = attention_grad * product(q, tl.trans(k), exact)
     total_grad += tl.sum(exponent_grad, axis=1) - tl.sum(exponent_grad, axis=0)
+    tl.store(total_start + token * decay_grad_token, total_grad, mask=token < size)
     attention_grad = operand(attention_grad, exact)
+    tl.debug_barrier()
+
+    q, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
     k_grad += product(tl.trans(attention_grad), q, exact)
     store_rows(keys_grad + program * rows * keys, keys, k_grad, rows, keys, rows, keys)
+    k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
     q_grad = product(attention_grad, k, exact)
     tl.debug_barrier()
 
     q, factor = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
     query = rows_of(query_start, queries_token, size, key_width, rows, keys)
-    total_grad += since_start * tl.sum(query * q, axis=1)
-    tl.store(total_place, total_grad, mask=token < size)
+    since_start = tl.exp(tl.cumsum(rates_of(decay_start, decay_token, size, rows)))
+    total_grad = rates_of(total_start, decay_grad_token, size, rows) + since_start * tl.sum(query * q, axis=1)
+    tl.store(total_start + token * decay_grad_token, total_grad, mask=token < size)
     q_grad = normalised_grad(q_grad + since_start[:, None] * query, q, factor)
     store_rows(own_grad, vectors_grad_token, q_grad, size, key_width, rows, keys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=GRAD_SCALARS)
 def _erase_backward(
     outputs_grad,
     queries_grad,
@@ -470,15 +494,15 @@ def _erase_backward(
     program = tl.program_id(0).to(tl.int64)
     number, head = program // heads, program % heads
     token = tl.arange(0, rows)
-    place = log_decay + number * decay_chunk + head * decay_head + token * decay_token
-    total = tl.cumsum(tl.load(place, mask=token < size, other=0.0))
-    place = strength + number * strength_chunk + head * strength_head + token * strength_token
-    beta = tl.load(place, mask=token < size, other=0.0)
+    decay_start = log_decay + number * decay_chunk + head * decay_head
+    strength_start = strength + number * strength_chunk + head * strength_head
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
+    beta = rates_of(strength_start, strength_token, size, rows)
     at_end = tl.sum(tl.where(token == rows - 1, total, 0.0), axis=0)
     since_start, until_end = tl.exp(total), tl.exp(at_end - total)
     own = vectors + number * vectors_chunk + head * vectors_head
     own_grad = vectors_grad + number * vectors_grad_chunk + head * vectors_grad_head
-    total_place = log_decay_grad + number * decay_grad_chunk + head * decay_grad_head + token * decay_grad_token
+    total_start = log_decay_grad + number * decay_grad_chunk + head * decay_grad_head
     output_start = outputs_grad + number * outputs_chunk + head * outputs_head
     query_start = queries_grad + number * queries_chunk + head * queries_head
     inverse_start = inverses + program * rows * rows
@@ -516,22 +540,28 @@ def _erase_backward(
     moved = product(inverse * (beta * since_start)[None, :], k, exact)
     erased_grad = product(key_grad, tl.trans(moved), exact) - erased_grad
     inner = since_start * tl.sum(key_grad * k, axis=1)
-    k_grad = (beta * since_start)[:, None] * key_grad
+    keys_start = keys_grad + program * rows * keys
+    k_grad = rows_of(keys_start, keys, rows, keys, rows, keys) - (beta * since_start)[:, None] * key_grad
+    store_rows(keys_start, keys, k_grad, rows, keys, rows, keys)
     tl.debug_barrier()
 
-    k, factor = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
+    total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
+    beta = rates_of(strength_start, strength_token, size, rows)
+    k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
     erased_grad = tl.where(token[:, None] > token[None, :], erased_grad * decay_of(total, rows), 0.0)
     similar = product(k, tl.trans(k), exact) * erased_grad
     beta_grad += tl.sum(similar, axis=1) - inner
     place = strength_grad + number * strength_grad_chunk + head * strength_grad_head + token * strength_grad_token
     tl.store(place, beta_grad, mask=token < size)
     exponent_grad = beta[:, None] * similar
-    total_grad = tl.load(total_place, mask=token < size, other=0.0) - beta * inner
+    total_grad = rates_of(total_start, decay_grad_token, size, rows) - beta * inner
     total_grad += tl.sum(exponent_grad, axis=1) - tl.sum(exponent_grad, axis=0)
-    tl.store(total_place, tl.cumsum(total_grad, reverse=True), mask=token < size)
+    tl.store(total_start + token * decay_grad_token, tl.cumsum(total_grad, reverse=True), mask=token < size)
     erased_grad = operand(beta[:, None] * erased_grad, exact)
-    k_grad = product(erased_grad, k, exact) - k_grad
-    k_grad += product(tl.trans(erased_grad), k, exact)
-    k_grad += rows_of(keys_grad + program * rows * keys, keys, rows, keys, rows, keys)
+    k_grad = product(erased_grad, k, exact) + product(tl.trans(erased_grad), k, exact)
+    tl.debug_barrier()
+
+    k, factor = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
+    k_grad += rows_of(keys_start, keys, rows, keys, rows, keys)
     k_grad = normalised_grad(k_grad, k, factor)
     store_rows(own_grad + key_width, vectors_grad_token, k_grad, size, key_width, rows, keys)
