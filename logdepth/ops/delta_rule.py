@@ -89,9 +89,7 @@ class _DeltaChunks(torch.autograd.Function):
         given = _with_rows(outputs_grad), _with_rows(queries_grad), matrices_grad.contiguous()
         vectors, log_decay, strength, inverse = ctx.saved_tensors
         found = [torch.empty_like(one) for one in (vectors, log_decay, strength)]
-        chunk_backward(
-            *given, vectors, log_decay, strength, inverse, *found, epsilon=NORM_EPSILON, exact=ctx.exact
-        )
+        chunk_backward(*given, vectors, log_decay, strength, inverse, *found, epsilon=NORM_EPSILON, exact=ctx.exact)
         return *found, None
 
 

@@ -89,20 +89,22 @@ def chunk_backward(
     num_chunks, heads, size, _ = vectors.shape
     key_width, value_width = queries_grad.shape[-1], outputs_grad.shape[-1]
     keys_grad = torch.empty(*queries_grad.shape[:2], side_of(size), side_of(key_width), device=vectors.device)
+    given = outputs_grad, queries_grad, matrices_grad, vectors, log_decay, strength, inverse
     strides = (
         *outputs_grad.stride()[:3], *queries_grad.stride()[:3],
         *vectors.stride()[:3], *log_decay.stride(), *strength.stride(),
-        *vectors_grad.stride()[:3], *log_decay_grad.stride(), *strength_grad.stride(),
+        *vectors_grad.stride()[:3], *log_decay_grad.stride(),
     )  # fmt: skip
-    sizes = key_width, value_width, side_of(size), side_of(key_width), side_of(value_width)
-    arguments = (
-        outputs_grad, queries_grad, matrices_grad, vectors, log_decay, strength, inverse,
-        vectors_grad, log_decay_grad, strength_grad, keys_grad,
-        *strides, heads, size, epsilon, *sizes, exact,
-    )  # fmt: skip
+    sides = side_of(size), side_of(key_width), side_of(value_width)
+    sizes = heads, size, epsilon, key_width, value_width, *sides, exact
     warps = warps_of(key_width, value_width)
-    _read_backward[(num_chunks * heads,)](*arguments, num_warps=warps, num_stages=1)
-    _erase_backward[(num_chunks * heads,)](*arguments, num_warps=warps, num_stages=1)
+    _read_backward[(num_chunks * heads,)](
+        *given, vectors_grad, log_decay_grad, keys_grad, *strides, *sizes, num_warps=warps, num_stages=1
+    )
+    _erase_backward[(num_chunks * heads,)](
+        *given, vectors_grad, log_decay_grad, keys_grad, strength_grad, *strides, *strength_grad.stride(), *sizes,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
 
 
 def side_of(count: int) -> int:
@@ -338,7 +340,6 @@ def _read_backward(
     inverses,
     vectors_grad,
     log_decay_grad,
-    strength_grad,
     keys_grad,
     outputs_chunk,
     outputs_head,
@@ -361,9 +362,6 @@ def _read_backward(
     decay_grad_chunk,
     decay_grad_head,
     decay_grad_token,
-    strength_grad_chunk,
-    strength_grad_head,
-    strength_grad_token,
     heads,
     size,
     epsilon,
@@ -455,8 +453,8 @@ def _erase_backward(
     inverses,
     vectors_grad,
     log_decay_grad,
-    strength_grad,
     keys_grad,
+    strength_grad,
     outputs_chunk,
     outputs_head,
     outputs_token,
