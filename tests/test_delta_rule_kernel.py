@@ -87,7 +87,7 @@ def test_float32_is_rounded_where_torch_may(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(1e-5 < error(one, other.double()) < 2e-3 for one, other in zip(rounded, exact, strict=True))
 
 
-@pytest.mark.parametrize("log_decay", [0.0, -1e-4, -30.0, -2e4])
+@pytest.mark.parametrize("log_decay", [0.0, -1e-4, -10.0, -2e4])
 @pytest.mark.parametrize("dtype", [FLOAT, LOW])
 def test_however_much_decays(log_decay: float, dtype: torch.dtype) -> None:
     """Also where keys repeat, so that I + A is far from the identity, and where decays underflow."""

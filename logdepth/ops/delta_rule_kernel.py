@@ -412,7 +412,8 @@ def _read_backward(
     total = tl.cumsum(rates_of(decay_start, decay_token, size, rows))
     k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
     until_end = tl.exp(at_end - total)
-    end_grad = until_end * tl.sum(kept_grad * k, axis=1)
+    # Without what cancels, the last token here and the diagonal below: next to it, small numbers would be lost.
+    end_grad = tl.where(token < size - 1, until_end * tl.sum(kept_grad * k, axis=1), 0.0)
     key = tl.arange(0, keys)
     diagonal = tl.load(matrix + key * (width + 1), mask=key < key_width, other=0.0).to(tl.float32)
     last_grad = tl.sum(end_grad, axis=0) + tl.exp(at_end) * tl.sum(diagonal, axis=0)
@@ -421,6 +422,7 @@ def _read_backward(
     q, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
     attention_grad = attention_grad * decay_of(total, rows)
     exponent_grad = attention_grad * product(q, tl.trans(k), exact)
+    exponent_grad = tl.where(token[:, None] > token[None, :], exponent_grad, 0.0)
     total_grad += tl.sum(exponent_grad, axis=1) - tl.sum(exponent_grad, axis=0)
     tl.store(total_start + token * decay_grad_token, total_grad, mask=token < size)
     attention_grad = operand(attention_grad, exact)
