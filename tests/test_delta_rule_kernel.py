@@ -74,7 +74,7 @@ def test_float32(size: int, key_width: int, value_width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("size", "key_width", "value_width"), [(21, 24, 16), (64, 64, 64)])
 def test_low_precision_is_rounded_to_tf32(size: int, key_width: int, value_width: int, dtype: torch.dtype) -> None:
-    """Gradients of vectors in bfloat16 are rounded to it."""
+    """Gradients of vectors in bfloat16 are rounded to it. The interpreter does not cut off operands."""
     assert_exact(random_chunks(size, key_width, value_width, dtype=dtype), key_width, 1e-3, 4e-3)
 
 

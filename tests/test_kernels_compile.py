@@ -21,8 +21,8 @@ CUDA, CAPABILITY, WARP = "cuda", 90, 32
 WIDTHS = (448, 512, 1536)
 """Of a deeper model, which is no power of two, and of the paper's."""
 
-SPILLS = {f"logdepth.ops.delta_rule_kernel.{name}": 64 for name in ("_read_backward", "_erase_backward")}
-"""Bytes of a thread that may be out of registers: of the delta rule's gradients some numbers of each row, no tile."""
+SPILLS = {"logdepth.ops.delta_rule_kernel._erase_backward": 320}
+"""Bytes of a thread that may be out of registers: pointers and numbers of rows, read once or twice, but no tile."""
 
 
 def launched_kernels() -> set[str]:
@@ -41,8 +41,8 @@ def test_every_kernel_compiles_without_spilling(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    stacks = {one["kernel"]: int(re.findall(r"STACK:(\d+) ", one["usage"])[0]) for one in compiled}
-    assert {name: stack for name, stack in stacks.items() if stack > SPILLS.get(name, 0)} == {}
+    stacks = [(one["kernel"], int(re.findall(r"STACK:(\d+) ", one["usage"])[0])) for one in compiled]
+    assert [one for one in stacks if one[1] > SPILLS.get(one[0], 0)] == []
     assert all("LOCAL:0 " in one["usage"] and "REG:" in one["usage"] for one in compiled)
     assert {one["kernel"] for one in compiled} == launched_kernels()
 

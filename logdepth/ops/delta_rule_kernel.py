@@ -2,9 +2,9 @@
 
 Products have float32 sums. Where the vectors are float32, each product is three TF32 products, which keeps about as
 many bits as float32 has. Where they are bfloat16 or float16, or where torch's float32 products are allowed to be TF32,
-operands are rounded to TF32, to nearest: as many bits as float16 has, and no bias that products of many M would add
-up. Normalised keys are rounded once, so that all formulas mean the same key. The inverse is always made by the exact
-products: it amplifies rounding errors.
+operands are TF32, with as many bits as float16 has. Results are of operands rounded to nearest, since a bias would grow
+in the product of many M; for gradients the tensor cores cut operands off. Normalised keys are rounded once, so that all
+formulas mean the same key. The inverse is computed in float32: it amplifies rounding errors.
 
 The inverse is a forward substitution within blocks of 16 tokens, and then blocks are merged. A product of powers of A
 would be faster, but with β near 2 and keys that repeat, A⁸ has entries of millions that cancel.
@@ -88,7 +88,9 @@ def chunk_backward(
     """Fills the last three gradients from the first three."""
     num_chunks, heads, size, _ = vectors.shape
     key_width, value_width = queries_grad.shape[-1], outputs_grad.shape[-1]
-    keys_grad = torch.empty(*queries_grad.shape[:2], side_of(size), side_of(key_width), device=vectors.device)
+    keys_grad = torch.empty(
+        *queries_grad.shape[:2], side_of(size), side_of(key_width), device=vectors.device, dtype=torch.float32
+    )
     given = outputs_grad, queries_grad, matrices_grad, vectors, log_decay, strength, inverse
     strides = (
         *outputs_grad.stride()[:3], *queries_grad.stride()[:3],
@@ -129,11 +131,7 @@ def operand(x, exact: tl.constexpr):
 
 @triton.jit
 def product(left, right, exact: tl.constexpr):
-    if exact:
-        result = tl.dot(left, right, input_precision="tf32x3")
-    else:
-        result = tl.dot(nearest(left), nearest(right), input_precision="tf32")
-    return result
+    return tl.dot(left, right, input_precision="tf32x3" if exact else "tf32")
 
 
 @triton.jit
@@ -313,7 +311,7 @@ def _chunk(
     until_end = tl.trans(operand(tl.exp(at_end - total)[:, None] * k, exact))
 
     inverse = rows_of(inverse_start, rows, rows, rows, rows, rows)
-    moved = product(inverse * (beta * since_start)[None, :], k, exact)
+    moved = operand(product(operand(inverse * (beta * since_start)[None, :], exact), k, exact), exact)
     query = since_start[:, None] * q - product(attention, moved, exact)
     place = queries + number * queries_chunk + head * queries_head
     store_rows(place, queries_token, query, size, key_width, rows, keys)
@@ -323,7 +321,7 @@ def _chunk(
 
     v = rows_of(own + 2 * key_width, vectors_token, size, value_width, rows, values)
     inverse = rows_of(inverse_start, rows, rows, rows, rows, rows)
-    written = product(inverse * beta[None, :], v, exact)
+    written = operand(product(operand(inverse * beta[None, :], exact), operand(v, exact), exact), exact)
     place = outputs + number * outputs_chunk + head * outputs_head
     store_rows(place, outputs_token, product(attention, written, exact), size, value_width, rows, values)
     store_rows(matrix + key_width, width, product(until_end, written, exact), key_width, value_width, keys, values)
@@ -392,7 +390,7 @@ def _read_backward(
 
     v = rows_of(own + 2 * key_width, vectors_token, size, value_width, rows, values)
     inverse = rows_of(inverse_start, rows, rows, rows, rows, rows)
-    written = operand(product(inverse * beta[None, :], v, exact), exact)
+    written = product(inverse * beta[None, :], v, exact)
     output = rows_of(output_start, outputs_token, size, value_width, rows, values)
     attention_grad = product(output, tl.trans(written), exact)
     memory = rows_of(matrix + key_width, width, key_width, value_width, keys, values)
@@ -401,7 +399,7 @@ def _read_backward(
 
     inverse = rows_of(inverse_start, rows, rows, rows, rows, rows)
     k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
-    moved = operand(product(inverse * (beta * since_start)[None, :], k, exact), exact)
+    moved = product(inverse * (beta * since_start)[None, :], k, exact)
     query = rows_of(query_start, queries_token, size, key_width, rows, keys)
     attention_grad -= product(query, tl.trans(moved), exact)
     transition = rows_of(matrix, width, key_width, key_width, keys, keys)
@@ -425,7 +423,6 @@ def _read_backward(
     exponent_grad = tl.where(token[:, None] > token[None, :], exponent_grad, 0.0)
     total_grad += tl.sum(exponent_grad, axis=1) - tl.sum(exponent_grad, axis=0)
     tl.store(total_start + token * decay_grad_token, total_grad, mask=token < size)
-    attention_grad = operand(attention_grad, exact)
     tl.debug_barrier()
 
     q, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
@@ -512,8 +509,8 @@ def _erase_backward(
     # Of what the inverse was multiplied by. The gradients of W, and of what it is made from, have their signs turned.
     k, _ = normalised(rows_of(own + key_width, vectors_token, size, key_width, rows, keys), epsilon, exact)
     q, _ = normalised(rows_of(own, vectors_token, size, key_width, rows, keys), epsilon, exact)
-    turned = tl.trans(operand(product(q, tl.trans(k), exact) * decay_of(total, rows), exact))
-    kept = operand(until_end[:, None] * k, exact)
+    turned = tl.trans(product(q, tl.trans(k), exact) * decay_of(total, rows))
+    kept = until_end[:, None] * k
     output = rows_of(output_start, outputs_token, size, value_width, rows, values)
     written_grad = product(turned, output, exact)
     memory = rows_of(matrix + key_width, width, key_width, value_width, keys, values)
@@ -557,7 +554,7 @@ def _erase_backward(
     total_grad = rates_of(total_start, decay_grad_token, size, rows) - beta * inner
     total_grad += tl.sum(exponent_grad, axis=1) - tl.sum(exponent_grad, axis=0)
     tl.store(total_start + token * decay_grad_token, tl.cumsum(total_grad, reverse=True), mask=token < size)
-    erased_grad = operand(beta[:, None] * erased_grad, exact)
+    erased_grad = beta[:, None] * erased_grad
     k_grad = product(erased_grad, k, exact) + product(tl.trans(erased_grad), k, exact)
     tl.debug_barrier()
 
