@@ -14,9 +14,9 @@ With λ = 1, and always with `reading="fold"`, it is the gated delta rule, o = q
 `ops/delta_rule_reference.py` is the definition.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from logdepth.blocks.block import Block, StaticState, StaticTensors, TensorState
 from logdepth.blocks.layout import Layout, StepLayout
-from logdepth.blocks.pieces import Pieces, pieces_of
+from logdepth.blocks.pieces import Pieces, pieces_of, prefix_index
 from logdepth.blocks.short_conv import ShortConv
 from logdepth.operators.matrix_affine import MatrixAffineOperator
 from logdepth.ops import (
@@ -39,12 +39,11 @@ from logdepth.ops import (
     normalised,
     without_autocast,
 )
+from logdepth.ops.block_reading import BlockRead, BlockTable, level_weights, read_blocks, read_level
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, TreeState, build_tree, scan
 from logdepth.scanning.lengths import Ints
 from logdepth.scanning.static_state import StaticTreeState
-
-INVERSE_SOFTPLUS_OF_ONE = math.log(math.expm1(1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,15 +318,15 @@ class MemoryLayer(nn.Module):
         complete = elements if len(pieces.complete) == len(elements) else elements.index_select(0, pieces.complete)
         bounds = np.concatenate([[0], pieces.num_complete.cumsum()])
         tree = build_tree(self.operator, complete, None if state is None else state.tree, cu_seqlens=bounds)
-        for read in tree.reads(pieces.row, (absorbed // self.chunk)[pieces.row] + pieces.number):
-            weights = self._weights(read.level, slopes.index_select(0, read.readers))
-            reading = self._past(read.blocks, reading, read.readers, weights)
+        readers = pieces.row, (absorbed // self.chunk)[pieces.row] + pieces.number
+        outputs = read_blocks(*reading, partial(tree.reads, *readers), tree.table(*readers), slopes, self.level_bias)
 
         identity = self.operator.identity(layout.num_rows, dtype=elements.dtype, device=elements.device)
         opened = identity if before is None else before.index_copy(0, pieces.rows, identity[: len(pieces.rows)])
-        opened = opened.index_copy(0, pieces.open_rows, elements.index_select(0, pieces.open))
+        if len(pieces.open):  # otherwise the gradient of all elements would get a sum with zeros
+            opened = opened.index_copy(0, pieces.open_rows, elements.index_select(0, pieces.open))
         lengths = torch.from_numpy(absorbed + layout.new)
-        return self._joined(reading, pieces, layout), opened, tree.state, lengths
+        return self._joined(outputs, pieces, layout), opened, tree.state, lengths
 
     def _read_fold(self, tokens: Tokens, memory: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
         """Outputs, and the memory S after them."""
@@ -339,9 +338,10 @@ class MemoryLayer(nn.Module):
         before = torch.cat([unread, memory], dim=-1).flatten(1)
         reading, elements, _ = self._own_chunks(tokens, pieces, before)
         prefixes, _ = scan(self.operator, elements, cu_seqlens=pieces.bounds)
-        reading = self._past(prefixes.index_select(0, pieces.later - 1), reading, pieces.later)
+        table = BlockTable(prefixes, prefixes[:0], prefix_index(pieces, prefixes.device))
+        outputs = read_blocks(*reading, partial(_prefixes_before, prefixes, pieces), table)
         _, written = self.operator.parts(prefixes.index_select(0, pieces.last))
-        return self._joined(reading, pieces, layout), memory.index_copy(0, pieces.rows, written)
+        return self._joined(outputs, pieces, layout), memory.index_copy(0, pieces.rows, written)
 
     def _own_chunks(self, tokens: Tokens, pieces: Pieces, before: Tensor | None) -> tuple[Reading, Tensor, Tensor]:
         """What tokens read of their own chunks, the elements of the pieces, and the slopes of their weights.
@@ -359,20 +359,13 @@ class MemoryLayer(nn.Module):
             elements = elements.index_copy(0, pieces.first, merged)
         return reading, elements, cut.slopes
 
-    def _past(self, blocks: Tensor, reading: Reading, readers: Tensor, weights: Tensor | None = None) -> Reading:
+    def _past(self, blocks: Tensor, reading: Reading, readers: Tensor) -> Reading:
         """Reads a block each, and passes on with the queries q M."""
-        transition, written = self.operator.parts(blocks)
-        queries = reading.queries.index_select(0, readers)
-        read = queries @ written if weights is None else weights * (queries @ written)
-        return Reading(
-            reading.outputs.index_add(0, readers, read),
-            reading.queries.index_copy(0, readers, queries @ transition),
-        )
+        return Reading(*read_level(*reading, readers, blocks))
 
-    def _joined(self, reading: Reading, pieces: Pieces, layout: Layout) -> Tensor:
+    def _joined(self, outputs: Tensor, pieces: Pieces, layout: Layout) -> Tensor:
         """Outputs `[…, heads, value_width]` in the layout of the tokens."""
-        joined = pieces.joined(reading.outputs.transpose(1, 2))
-        return joined.view(*layout.shape, self.heads, self.value_width)
+        return pieces.joined(outputs.transpose(1, 2)).view(*layout.shape, self.heads, self.value_width)
 
     def _step_in_place(self, tokens: Tokens, state: StaticMemoryState, layout: StepLayout) -> tuple[Tensor, Tensor]:
         """Outputs of one token of every row, and the open chunks. Which blocks are read is decided on the device."""
@@ -388,7 +381,7 @@ class MemoryLayer(nn.Module):
         for level, blocks in enumerate(state.tree.blocks):
             held = (positions // self.chunk >> level & 1).bool()[..., None, None]
             transition, written = self.operator.parts(blocks[: len(opened)])
-            weights = self._weights(level, one.slopes[:, :, None])
+            weights = level_weights(level, one.slopes[:, :, None], self.level_bias)
             outputs = torch.where(held, outputs + weights * (queries @ written), outputs)
             queries = torch.where(held, queries @ transition, queries)
         state.tree.carry(self.operator, opened, layout.step, layout.index, self.chunk.bit_length() - 1)
@@ -396,12 +389,10 @@ class MemoryLayer(nn.Module):
         opened = torch.where((positions + 1) % self.chunk == 0, identity, opened)
         return outputs.transpose(1, 2), opened
 
-    def _weights(self, level: int, slopes: Tensor) -> Tensor:
-        """λ of a level for tokens `[…, heads, size, 2]`, as `[…, heads, size, 1]`."""
-        level = min(level, self.levels - 1)
-        bias = self.level_bias.view(self.levels, self.heads)[level].to(slopes.dtype)
-        logit = slopes[..., 0] + slopes[..., 1] * (level / 2) + bias[:, None]
-        return F.softplus(logit + INVERSE_SOFTPLUS_OF_ONE)[..., None]
+
+def _prefixes_before(prefixes: Tensor, pieces: Pieces) -> list[BlockRead]:
+    """The prefix that ends before each piece, as a block that it reads."""
+    return [BlockRead(0, pieces.later, prefixes.index_select(0, pieces.later - 1))]
 
 
 def _tensors(state: Any) -> tuple[Tensor, ...]:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from logdepth.blocks.layout import Layout
+from logdepth.ops.block_reading import ReadIndex
 from logdepth.ops.dispatch import outside_compiled_graphs
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Ints, Lengths
 from logdepth.scanning.plan_cache import PLANS
+from logdepth.scanning.read_index import read_index
 
 
 class Pieces(NamedTuple):
@@ -69,6 +71,18 @@ def pieces_of(layout: Layout, chunk: int, opened: Ints, device: torch.device) ->
     """The pieces of the layout's new tokens; `opened` are the tokens of each row's open chunk before them."""
     key = ("pieces", chunk, Lengths.of(opened).key, Lengths.of(layout.new).key, layout.shape, layout.packed, device)
     return PLANS.get(key, device, partial(_pieces_of, layout, chunk, opened, device))
+
+
+@outside_compiled_graphs
+def prefix_index(pieces: Pieces, device: torch.device) -> ReadIndex:
+    """Every piece but the first of its row reads the prefix of the pieces before it, which has the number before."""
+
+    def build() -> ReadIndex:
+        later = np.flatnonzero(pieces.number)
+        count = len(pieces.row)
+        return read_index(device, later, np.zeros_like(later), later - 1, num_readers=count, num_blocks=count)
+
+    return PLANS.get(("prefixes", pieces.row.tobytes(), device), device, build)
 
 
 def _pieces_of(layout: Layout, chunk: int, opened: Ints, device: torch.device) -> Pieces:

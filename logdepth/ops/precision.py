@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 Precision = Literal["auto", "float32", "bfloat16"]
+DotPrecision = Literal["tf32", "tf32x3"]
+"""How kernels multiply float32: rounded to 10 bits of mantissa, or as three such products, nearly exactly."""
 
 ALIGNMENT = 64
 """Each copy starts at a multiple of this many elements."""
@@ -26,6 +28,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def dot_precision() -> DotPrecision:
+    """How kernels multiply float32 on tensor cores: rounded where torch's own products are, by torch's settings."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:

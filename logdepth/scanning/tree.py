@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logdepth.ops.block_reading import BlockTable, ReadIndex
 from logdepth.ops.dispatch import outside_compiled_graphs
 from logdepth.scanning.arguments import Layout, check_state, layout_of
 from logdepth.scanning.device_index import index_on
@@ -19,6 +20,8 @@ from logdepth.scanning.lengths import Ints, Lengths
 from logdepth.scanning.merge import Operator, checked_pair
 from logdepth.scanning.plan import Plan, RowsToTake
 from logdepth.scanning.plan_cache import PLANS
+from logdepth.scanning.program import SelfMergingOperator, UpProgram, up_program_of
+from logdepth.scanning.read_index import read_index
 from logdepth.scanning.state import TreeState, joined_table, split_table, table_rows
 from logdepth.scanning.sweep import new_blocks, take, up_sweep
 from logdepth.shapes import Batch, Blocks, Packed, Rows
@@ -69,6 +72,30 @@ class Read(NamedTuple):
         return take(self.plan.blocks, self.stored, self.fresh)
 
 
+class MergedInPlace(NamedTuple):
+    """The nodes of a tree whose operator has run the merges itself: rows of two tables."""
+
+    program: UpProgram | None
+    """None: there are no merges."""
+    inputs: Rows
+    """All elements, and all blocks of the old state."""
+    results: Rows
+    """Nodes of higher levels, in the order of the program."""
+
+    def nodes(self) -> list[Rows]:
+        """Return the fresh nodes of each level, in the order of the plan."""
+        if self.program is None:
+            return []
+        leaves, *above = self.program.nodes
+        higher = [self.results.index_select(0, level - self.program.num_inputs) for level in above]
+        return [self.inputs.index_select(0, leaves), *higher]
+
+    def blocks(self, program: UpProgram) -> Blocks:
+        """Return the blocks of the new state."""
+        few = self.inputs.index_select(0, program.block_inputs), self.results.index_select(0, program.block_results)
+        return torch.cat(few).index_select(0, program.block_order)
+
+
 class Tree:
     """The complete blocks of all sequences: those of an earlier state, and those of the new elements."""
 
@@ -76,7 +103,13 @@ class Tree:
     """The blocks that remain, to continue from."""
 
     def __init__(
-        self, state: TreeState, old: Lengths, layout: Layout, plan: Plan | None, stored: Blocks, nodes: list[Rows]
+        self,
+        state: TreeState,
+        old: Lengths,
+        layout: Layout,
+        plan: Plan | None,
+        stored: Blocks,
+        nodes: list[Rows] | MergedInPlace,
     ) -> None:
         self.state = state
         self._old, self._layout, self._plan = old, layout, plan
@@ -93,29 +126,48 @@ class Tree:
         Without arguments, the prefix that ends with each new element reads, and `readers` are rows of the matrix of all
         elements: of `elements.flatten(0, 1)`, or of packed `elements`.
         """
+        chosen, key = self._chosen(rows, prefixes)
+        plan = PLANS.get(("reads", *key), self._stored.device, partial(self._read_plan, chosen))
+        nodes = dict(enumerate(self._nodes.nodes() if isinstance(self._nodes, MergedInPlace) else self._nodes))
+        return [Read(one, self._stored, nodes.get(one.level, self._stored)) for one in plan.levels]
+
+    @outside_compiled_graphs
+    def table(self, rows: LengthsLike | None = None, prefixes: LengthsLike | None = None) -> BlockTable | None:
+        """Return all blocks and the same reads as lists, for kernels; None where the operator has not made one table.
+
+        The arguments are those of `reads`.
+        """
+        if not isinstance(self._nodes, MergedInPlace):
+            return None
+        chosen, key = self._chosen(rows, prefixes)
+        program, inputs, results = self._nodes
+        index = PLANS.get(("table", *key), self._stored.device, partial(self._read_index, chosen, program, len(inputs)))
+        return BlockTable(inputs, results, index)
+
+    def _chosen(
+        self, rows: LengthsLike | None, prefixes: LengthsLike | None
+    ) -> tuple[tuple[Ints, Ints] | None, tuple[object, ...]]:
+        """Return the chosen prefixes, and the key of what depends on them."""
         if (rows is None) != (prefixes is None):
             raise ValueError("give both rows and prefixes, or neither of them")
-        device = self._stored.device
         chosen = None
         if rows is not None and prefixes is not None:
             chosen = integers("rows", rows), integers("prefixes", prefixes)
         lengths = (self._old.key, self._layout.new.key, self._layout.row_stride)
-        key = ("reads", lengths, chosen and tuple(one.tobytes() for one in chosen), device)
-        plan = PLANS.get(key, device, partial(self._read_plan, chosen))
-        nodes = dict(enumerate(self._nodes))
-        return [Read(one, self._stored, nodes.get(one.level, self._stored)) for one in plan.levels]
+        return chosen, (lengths, chosen and tuple(one.tobytes() for one in chosen), self._stored.device)
 
-    def _read_plan(self, chosen: tuple[Ints, Ints] | None) -> ReadPlan:
+    def _readers(self, chosen: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
+        """Return the row and the length of each prefix that reads, and its number."""
         old, new, starts = self._old.array(), self._layout.new.array(), self._layout.starts()
         if chosen is None:
             rows = np.repeat(np.arange(len(new)), new)
             place = np.arange(len(rows)) - np.repeat(np.cumsum(new) - new, new)
-            prefixes, readers = old[rows] + place + 1, starts[rows] + place
-        else:
-            rows, prefixes = chosen
-            readers = np.arange(len(rows))
-            _check_prefixes(rows, prefixes, old, new)
+            return rows, old[rows] + place + 1, starts[rows] + place
+        _check_prefixes(*chosen, old, new)
+        return *chosen, np.arange(len(chosen[0]))
 
+    def _read_plan(self, chosen: tuple[Ints, Ints] | None) -> ReadPlan:
+        rows, prefixes, readers = self._readers(chosen)
         node_ends = self._node_ends()
         levels = []
         for level in range(int(prefixes.max(initial=0)).bit_length()):
@@ -125,6 +177,32 @@ class Tree:
                 blocks = self._blocks_read(level, rows[reading], prefixes[reading], ends)
                 levels.append(LevelReads(level, index_on(self._stored.device, readers[reading]), blocks))
         return ReadPlan(tuple(levels), 2 * readers.itemsize * sum(len(one.readers) for one in levels))
+
+    def _read_index(self, chosen: tuple[Ints, Ints] | None, program: UpProgram | None, num_inputs: int) -> ReadIndex:
+        rows, prefixes, readers = self._readers(chosen)
+        old, starts, num_elements = self._old.array(), self._layout.starts(), self._layout.num_elements
+        depth = int(prefixes.max(initial=0)).bit_length()
+        _, stored_row = table_rows(old, max(depth, self._old.longest.bit_length()))
+        nodes = [] if program is None else [level.cpu().numpy() for level in program.nodes]
+        node_ends = self._node_ends()
+        reads: list[tuple[Ints, Ints, Ints]] = [(NOTHING, NOTHING, NOTHING)]
+        for level in range(depth):
+            reading = np.flatnonzero(prefixes >> level & 1)
+            row = rows[reading]
+            last = (prefixes[reading] >> level << level) - 1 - old[row]  # as in `_blocks_read`
+            fresh = last >= 0
+            found = num_inputs - len(self._stored) + stored_row[-1 - level, row]
+            if fresh.any():
+                node = np.empty(num_elements, dtype=np.int64)
+                node[node_ends[level]] = nodes[level]
+                found[fresh] = node[starts[row[fresh]] + last[fresh]]
+            reads.append((readers[reading], np.full(len(reading), level), found))
+        reader, levels, block = (np.concatenate(parts) for parts in zip(*reads, strict=True))
+        num_merges = 0 if program is None else program.num_merges
+        return read_index(
+            self._stored.device, reader, levels, block,
+            num_readers=num_elements if chosen is None else len(rows), num_blocks=num_inputs + num_merges,
+        )  # fmt: skip
 
     def _blocks_read(self, level: int, rows: Ints, prefixes: Ints, node_ends: Ints) -> RowsToTake:
         """Return where the latest block of this level of each prefix is, among the stored blocks or the fresh nodes."""
@@ -194,12 +272,21 @@ def build_tree(
         check_state(state, elements, layout, TreeState)
     up, _ = checked_pair(operator, elements, checkpoint=False)
     old = state.row_lengths
+    own = operator.merges_with(elements) if isinstance(operator, SelfMergingOperator) else None
     if not layout.new.total:
-        return Tree(state, old, layout, None, state.blocks, [])
+        nothing: list[Rows] | MergedInPlace = (
+            [] if own is None else MergedInPlace(None, state.blocks, state.blocks.narrow(0, 0, 0))
+        )
+        return Tree(state, old, layout, None, state.blocks, nothing)
     total = old.plus(layout.new)
     above, below = old.split(old.levels_touched(total))
     plan = PLANS.plan(below, above, layout, elements.device, every_prefix=False)
     flat = elements.reshape(layout.num_elements, elements.shape[-1])
+    if own is not None:
+        program = up_program_of(plan, len(state.blocks), elements.device)
+        inputs = torch.cat([flat, state.blocks]) if len(state.blocks) else flat
+        merged = MergedInPlace(program, *own(program, inputs))
+        return Tree(TreeState(total, merged.blocks(program)), old, layout, plan, state.blocks, merged)
     kept, stored = split_table(state.blocks, plan.num_stored, flat.narrow(0, 0, 0))
     nodes = up_sweep(up, plan, flat, stored)
     table = joined_table(kept, new_blocks(plan, nodes, stored), plan.by_document)

@@ -4,13 +4,19 @@ It is the operator of keyed memories: M decays and erases, W is what was written
 elements come from `ops.delta_chunk`, which bounds their products, and not from a projection, as those of a recipe do.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from logdepth.ops import use_kernels
+from logdepth.ops.block_reading import MAX_KERNEL_WIDTH
+from logdepth.ops.dispatch import is_unmodified
+from logdepth.scanning import MergesFunction, SelfMergingOperator
 from logdepth.shapes import Rows
 
 
-class MatrixAffineOperator(nn.Module):
+class MatrixAffineOperator(nn.Module, SelfMergingOperator):
     """(M_L, W_L) ⊙ (M_R, W_R) = (M_R M_L, M_R W_L + W_R) for each head; it has no weights.
 
     A row holds `[heads, key_width, key_width + value_width]` numbers: the matrix [M | W] of each head.
@@ -24,9 +30,24 @@ class MatrixAffineOperator(nn.Module):
         self.width = heads * key_width * (key_width + value_width)
 
     def forward(self, left: Rows, right: Rows) -> Rows:
+        if self.has_kernels(left) and left.dtype == right.dtype:
+            from logdepth.operators.matrix_affine.fused import merged_by_kernel
+
+            return merged_by_kernel(self, left, right)
         transition, written = self.parts(right)
         product, moved = torch.split(transition @ self.matrices(left), self.widths, dim=-1)
         return torch.cat([product, moved + written], dim=-1).flatten(1)
+
+    def merges_with(self, elements: Rows) -> MergesFunction | None:
+        if not (self.has_kernels(elements) and is_unmodified(self, {"": MatrixAffineOperator})):
+            return None
+        from logdepth.operators.matrix_affine.fused import merges_by_kernel
+
+        return partial(merges_by_kernel, self)
+
+    def has_kernels(self, rows: Rows) -> bool:
+        """Whether merges of such rows run as kernels."""
+        return rows.dtype == torch.float32 and max(self.widths) <= MAX_KERNEL_WIDTH and use_kernels(rows)
 
     def identity(self, count: int, *, dtype: torch.dtype, device: torch.device) -> Rows:
         """Rows that change nothing: M = I and W = 0."""
