@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from logdepth.ops.dispatch import backward_by_kernels, on_device_of, use_kernels
+from logdepth.ops.dispatch import backward_by_kernels, on_device_of, outside_compiled_graphs, use_kernels
 from logdepth.ops.precision import DotPrecision, dot_precision
 
 INVERSE_SOFTPLUS_OF_ONE = math.log(math.expm1(1.0))
@@ -76,6 +76,7 @@ class BlockTable(NamedTuple):
     reads: ReadIndex
 
 
+@outside_compiled_graphs
 def read_blocks(
     outputs: Tensor,
     queries: Tensor,
