@@ -338,7 +338,7 @@ class MemoryLayer(nn.Module):
         before = torch.cat([unread, memory], dim=-1).flatten(1)
         reading, elements, _ = self._own_chunks(tokens, pieces, before)
         prefixes, _ = scan(self.operator, elements, cu_seqlens=pieces.bounds)
-        table = BlockTable(prefixes, prefixes[:0], prefix_index(pieces, prefixes.device))
+        table = BlockTable(prefixes, prefixes.detach()[:0], prefix_index(pieces, prefixes.device))
         outputs = read_blocks(*reading, partial(_prefixes_before, prefixes, pieces), table)
         _, written = self.operator.parts(prefixes.index_select(0, pieces.last))
         return self._joined(outputs, pieces, layout), memory.index_copy(0, pieces.rows, written)
