@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from logdepth.ops import Casts, product_dtype, using_casts
-from logdepth.ops.precision import ALIGNMENT, cast, has_casts
+from logdepth.ops.precision import ALIGNMENT, cast, dot_precision, has_casts
 
 LOW = torch.bfloat16
 
@@ -105,3 +105,15 @@ def test_a_scope_ends_with_an_error_and_in_its_thread_only() -> None:
         thread.start()
         thread.join()
     assert seen == [False]
+
+
+def test_kernels_round_float32_where_torch_or_autocast_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2)
+    assert dot_precision() == dot_precision(x) == "tf32x3"
+    assert dot_precision(x.to(LOW)) == "tf32"
+    with torch.autocast("cpu", dtype=LOW):
+        assert dot_precision() == "tf32x3"
+        assert dot_precision(x) == "tf32"
+        assert dot_precision(x.double()) == "tf32x3"
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    assert dot_precision() == dot_precision(x) == "tf32"

@@ -40,6 +40,7 @@ from logdepth.ops import (
     without_autocast,
 )
 from logdepth.ops.block_reading import BlockRead, BlockTable, level_weights, read_blocks, read_level
+from logdepth.ops.precision import DotPrecision, dot_precision
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import LengthsLike, TreeState, build_tree, scan
 from logdepth.scanning.lengths import Ints
@@ -263,6 +264,7 @@ class MemoryLayer(nn.Module):
         else:
             projected, after = self.conv(projected, None if state is None else TensorState(tuple(window)), layout)
             window = list(after.tensors)
+        precision = dot_precision(x)
         with without_autocast(x):
             tokens = self._tokens(projected, rates, slopes)
             if isinstance(state, StaticMemoryState):
@@ -270,10 +272,10 @@ class MemoryLayer(nn.Module):
                 outputs, memory = self._step_in_place(tokens, state, layout)
                 state = TensorState((memory, *window))
             elif self.reads_levels:
-                outputs, memory, tree, lengths = self._read_levels(tokens, state, layout)
+                outputs, memory, tree, lengths = self._read_levels(tokens, state, layout, precision)
                 state = MemoryState(lengths, tree, TensorState((memory, *window)))
             else:
-                outputs, memory = self._read_fold(tokens, memory, layout)
+                outputs, memory = self._read_fold(tokens, memory, layout, precision)
                 state = TensorState((memory, *window))
         mixed = self.head_norm(outputs).flatten(-2)
         if self.gate is not None:
@@ -307,7 +309,7 @@ class MemoryLayer(nn.Module):
         )
 
     def _read_levels(
-        self, tokens: Tokens, state: MemoryState | None, layout: Layout
+        self, tokens: Tokens, state: MemoryState | None, layout: Layout, precision: DotPrecision
     ) -> tuple[Tensor, Tensor, TreeState, Tensor]:
         """Outputs, and the open chunks, the tree and the lengths after them."""
         absorbed = np.zeros(layout.num_rows, dtype=np.int64) if state is None else state.lengths.numpy()
@@ -319,7 +321,8 @@ class MemoryLayer(nn.Module):
         bounds = np.concatenate([[0], pieces.num_complete.cumsum()])
         tree = build_tree(self.operator, complete, None if state is None else state.tree, cu_seqlens=bounds)
         readers = pieces.row, (absorbed // self.chunk)[pieces.row] + pieces.number
-        outputs = read_blocks(*reading, partial(tree.reads, *readers), tree.table(*readers), slopes, self.level_bias)
+        reads, table = partial(tree.reads, *readers), tree.table(*readers)
+        outputs = read_blocks(*reading, reads, table, slopes, self.level_bias, precision=precision)
 
         identity = self.operator.identity(layout.num_rows, dtype=elements.dtype, device=elements.device)
         opened = identity if before is None else before.index_copy(0, pieces.rows, identity[: len(pieces.rows)])
@@ -328,7 +331,9 @@ class MemoryLayer(nn.Module):
         lengths = torch.from_numpy(absorbed + layout.new)
         return self._joined(outputs, pieces, layout), opened, tree.state, lengths
 
-    def _read_fold(self, tokens: Tokens, memory: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _read_fold(
+        self, tokens: Tokens, memory: Tensor | None, layout: Layout, precision: DotPrecision
+    ) -> tuple[Tensor, Tensor]:
         """Outputs, and the memory S after them."""
         nothing_open = np.zeros(layout.num_rows, dtype=np.int64)  # where chunks end makes no difference
         pieces = pieces_of(layout, self.chunk, nothing_open, tokens.log_decay.device)
@@ -339,7 +344,7 @@ class MemoryLayer(nn.Module):
         reading, elements, _ = self._own_chunks(tokens, pieces, before)
         prefixes, _ = scan(self.operator, elements, cu_seqlens=pieces.bounds)
         table = BlockTable(prefixes, prefixes.detach()[:0], prefix_index(pieces, prefixes.device))
-        outputs = read_blocks(*reading, partial(_prefixes_before, prefixes, pieces), table)
+        outputs = read_blocks(*reading, partial(_prefixes_before, prefixes, pieces), table, precision=precision)
         _, written = self.operator.parts(prefixes.index_select(0, pieces.last))
         return self._joined(outputs, pieces, layout), memory.index_copy(0, pieces.rows, written)
 

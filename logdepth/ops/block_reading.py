@@ -2,8 +2,9 @@
 
     λ_l = softplus(u·h + (w·h) · l/2 + bias_l + softplus⁻¹(1)),   or 1
 
-Plain torch reads level by level. The kernel reads all blocks of a piece in one program, and multiplies as
-`dot_precision` says: by default nearly exactly, because queries pass through the products of many levels.
+Plain torch reads level by level. The kernel reads all blocks of a piece in one program. It multiplies nearly exactly,
+because queries pass through the matrices of many levels; under autocast in TF32, as queries come from 16 bits there.
+Merges, of which all later tokens read the results, are nearly exact under autocast too.
 """
 
 import math
@@ -84,6 +85,8 @@ def read_blocks(
     table: BlockTable | None,
     slopes: Tensor | None = None,
     level_bias: Tensor | None = None,
+    *,
+    precision: DotPrecision | None = None,
 ) -> Tensor:
     """`outputs` and what is read of all blocks, `[pieces, heads, size, value_width]`.
 
@@ -94,6 +97,7 @@ def read_blocks(
         table: the same for the kernel; None: there is none.
         slopes: u·h and w·h of the weights λ, `[pieces, heads, size, 2]`; None: all weights are 1.
         level_bias: bias_l of the weights, `[levels · heads]`; higher levels share the last.
+        precision: how the kernel multiplies; by default as `dot_precision()` says.
     """
     if table is None or not has_kernel(queries, outputs.shape[-1]):
         for read in reads():
@@ -104,10 +108,9 @@ def read_blocks(
         return outputs
     if not len(table.reads.block) or not queries.numel():
         return outputs
-    precision = dot_precision()
     blocks = table.leaves, table.merged
     read_now: Tensor = _ReadBlocks.apply(  # type: ignore[no-untyped-call]
-        precision, table.reads, outputs, queries, slopes, level_bias, *blocks
+        precision or dot_precision(), table.reads, outputs, queries, slopes, level_bias, *blocks
     )
     return read_now
 

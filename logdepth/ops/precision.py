@@ -30,9 +30,13 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def dot_precision() -> DotPrecision:
-    """How kernels multiply float32 on tensor cores: rounded where torch's own products are, by torch's settings."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+def dot_precision(x: Tensor | None = None) -> DotPrecision:
+    """How kernels multiply float32 on tensor cores: rounded where torch is set to round its own products.
+
+    Also where `x`, from which the operands are made, is rounded to 16 bits for its own products: that loses more.
+    """
+    low = x is not None and product_dtype(x).itemsize == 2
+    return "tf32" if low or torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
