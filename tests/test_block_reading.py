@@ -102,6 +102,29 @@ def test_lists_of_reads(which: list[tuple[int, int, int]], share: int) -> None:
     assert index.nbytes == sum(one.nbytes for one in index[:9])
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)], ids=str)
+def test_outputs_and_their_gradients_lie_as_they_may(order: tuple[int, ...]) -> None:
+    """By head and then by token, or the other way round, as tokens do; or with gaps."""
+    chunks = Chunks.random([3], heads=2, size=5)
+    inputs = {name: one.float() for name, one in chunks.inputs.items()}
+    back = [order.index(one) for one in range(4)]
+    results = []
+    for apart in (False, True):
+        outputs, queries = inputs["outputs"].clone().requires_grad_(), inputs["queries"].clone().requires_grad_()
+        laid = outputs
+        if apart:
+            laid = torch.cat([outputs.permute(order)] * 2, dim=1)[:, : outputs.shape[order[1]]].permute(back)
+        with kernels(True):
+            read = read_blocks(
+                laid, queries, list, chunks.tree(inputs).table(*chunks.readers()), inputs["slopes"], inputs["bias"]
+            )
+        grad = torch.linspace(-1, 1, read.numel(), device=DEVICE).view(read.shape)
+        grad = grad.permute(order).contiguous().permute(back) if apart else grad
+        results.append((read, *torch.autograd.grad(read, [outputs, queries], grad)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_where_there_is_no_kernel_plain_torch_reads() -> None:
     chunks = Chunks.random([3])
     with kernels(True):

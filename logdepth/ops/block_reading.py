@@ -162,11 +162,11 @@ class _ReadBlocks(torch.autograd.Function):
 
         queries, leaves, merged = queries.contiguous(), leaves.contiguous(), merged.contiguous()
         slopes = None if slopes is None else slopes.contiguous()
-        out = torch.empty_like(outputs, memory_format=torch.contiguous_format)
+        out = torch.empty_like(outputs)  # which lies in memory as outputs do, unless these have gaps
+        if out.stride() != outputs.stride() or out.stride(-1) != 1:
+            outputs, out = outputs.contiguous(), torch.empty_like(outputs, memory_format=torch.contiguous_format)
         with on_device_of(queries):
-            read(
-                outputs.contiguous(), queries, slopes, level_bias, leaves, merged, index, out, precision=precision
-            )  # fmt: skip
+            read(outputs, queries, slopes, level_bias, leaves, merged, index, out, precision=precision)
         ctx.precision, ctx.index = precision, index
         ctx.save_for_backward(queries, slopes, level_bias, leaves, merged)
         return out
@@ -178,7 +178,8 @@ class _ReadBlocks(torch.autograd.Function):
         from logdepth.ops.column_sums import column_sums
 
         queries, slopes, level_bias, leaves, merged = ctx.saved_tensors
-        given, index, precision = grad.contiguous(), ctx.index, ctx.precision
+        given = grad if grad.stride(-1) == 1 else grad.contiguous()
+        index, precision = ctx.index, ctx.precision
         before = queries.new_empty(len(index.block), *queries.shape[1:])
         after, queries_grad = torch.empty_like(before), torch.empty_like(queries)
         slopes_grad = bias_sums = bias_grad = None

@@ -38,14 +38,17 @@ def read(
     *,
     precision: DotPrecision,
 ) -> None:
-    """Fills `out` with `outputs` `[pieces, heads, size, value_width]` and what is read with `queries`."""
+    """Fills `out` with `outputs` `[pieces, heads, size, value_width]` and what is read with `queries`.
+
+    These two lie alike in memory, rows without gaps between their numbers; everything else is contiguous.
+    """
     pieces, heads, size, key_width = queries.shape
     rows, keys, values = _tile(size, key_width, outputs.shape[-1])
     num_levels = 1 if level_bias is None else len(level_bias) // heads
     _read[(pieces, heads, triton.cdiv(size, rows))](
         outputs, queries, queries if slopes is None else slopes, queries if level_bias is None else level_bias,
         leaves, merged, index.first, index.block, index.level, out, len(leaves), num_levels, size,
-        heads, key_width, outputs.shape[-1], rows, keys, values, slopes is not None, precision,
+        *outputs.stride()[:3], heads, key_width, outputs.shape[-1], rows, keys, values, slopes is not None, precision,
         num_warps=_warps(keys, values), num_stages=1,
     )  # fmt: skip
 
@@ -81,7 +84,8 @@ def read_backward(
         grad, queries, slopes if weighted else unused, level_bias if weighted else unused,
         leaves, merged, index.first, index.block, index.level, before, after, queries_grad,
         slopes_grad if weighted else unused, bias_sums if weighted else unused, len(leaves), num_levels, size,
-        heads, key_width, value_width, rows, keys, values, block_of(num_levels), weighted, precision,
+        *grad.stride()[:3], heads, key_width, value_width, rows, keys, values,
+        block_of(num_levels), weighted, precision,
         num_warps=_warps(keys, values), num_stages=1,
     )  # fmt: skip
 
@@ -115,7 +119,7 @@ def block_gradients(
         grad, queries, slopes if weighted else queries, level_bias if weighted else queries,
         index.first, index.level, index.start, index.target, index.entry, index.reader, before, after,
         leaves_grad, merged_grad, partial, len(leaves_grad), len(merged_grad), num_levels, size,
-        heads, key_width, value_width, rows, keys, values, weighted, precision,
+        *grad.stride()[:3], heads, key_width, value_width, rows, keys, values, weighted, precision,
         num_warps=_warps(keys, values), num_stages=1,
     )  # fmt: skip
     if index.num_partial:
@@ -178,6 +182,9 @@ def _read(
     num_leaves,
     num_levels,
     size,
+    piece_stride,
+    head_stride,
+    token_stride,
     heads: tl.constexpr,
     key_width: tl.constexpr,
     value_width: tl.constexpr,
@@ -193,7 +200,7 @@ def _read(
     token = tl.program_id(2) * rows + tl.arange(0, rows)
     place = (piece * heads + head) * size
     key, across, column = tl.arange(0, keys), tl.arange(0, keys), tl.arange(0, values)
-    in_value = token[:, None] * value_width + column[None, :]
+    in_value = token[:, None] * token_stride + column[None, :]
     of_query = (token < size)[:, None] & (across < key_width)[None, :]
     of_value = (token < size)[:, None] & (column < value_width)[None, :]
     in_query = token[:, None] * key_width + across[None, :]
@@ -202,7 +209,7 @@ def _read(
     in_written = is_key[:, None] & (column < value_width)[None, :]
 
     query = tl.load(queries + place * key_width + in_query, mask=of_query, other=0.0)
-    total = tl.load(outputs + place * value_width + in_value, mask=of_value, other=0.0)
+    total = tl.load(outputs + piece * piece_stride + head * head_stride + in_value, mask=of_value, other=0.0)
     first, end = tl.load(firsts + piece), tl.load(firsts + piece + 1)
     for entry in range(first, end):
         if entry > first:
@@ -219,7 +226,7 @@ def _read(
             total += _softplus(logit)[:, None] * tl.dot(query, written, input_precision=precision)
         else:
             total = tl.dot(query, written, total, input_precision=precision)
-    tl.store(out + place * value_width + in_value, total, mask=of_value)
+    tl.store(out + piece * piece_stride + head * head_stride + in_value, total, mask=of_value)
 
 
 @triton.jit(do_not_specialize=["num_leaves", "num_levels", "size"])
@@ -241,6 +248,9 @@ def _read_backward(
     num_leaves,
     num_levels,
     size,
+    piece_stride,
+    head_stride,
+    token_stride,
     heads: tl.constexpr,
     key_width: tl.constexpr,
     value_width: tl.constexpr,
@@ -257,7 +267,7 @@ def _read_backward(
     token = tl.program_id(2) * rows + tl.arange(0, rows)
     place = (piece * heads + head) * size
     key, across, column = tl.arange(0, keys), tl.arange(0, keys), tl.arange(0, values)
-    in_value = token[:, None] * value_width + column[None, :]
+    in_value = token[:, None] * token_stride + column[None, :]
     of_query = (token < size)[:, None] & (across < key_width)[None, :]
     of_value = (token < size)[:, None] & (column < value_width)[None, :]
     in_query = (head * size + token)[:, None] * key_width + across[None, :]
@@ -291,7 +301,7 @@ def _read_backward(
         in_written = (column < value_width)[:, None] & (across < key_width)[None, :]
         written_place = across[None, :] * width + key_width + column[:, None]
         written = tl.load(block + written_place, mask=in_written, other=0.0)
-        read = tl.load(grad + place * value_width + in_value, mask=of_value, other=0.0)
+        read = tl.load(grad + piece * piece_stride + head * head_stride + in_value, mask=of_value, other=0.0)
         if weighted:
             wanted = tl.dot(read, written, input_precision=precision)
             level = tl.load(levels + entry)
@@ -335,6 +345,9 @@ def _block_gradients(
     num_merged,
     num_levels,
     size,
+    piece_stride,
+    head_stride,
+    token_stride,
     heads: tl.constexpr,
     key_width: tl.constexpr,
     value_width: tl.constexpr,
@@ -364,8 +377,8 @@ def _block_gradients(
             turned = (head * size + token)[None, :] * key_width + key[:, None]
             query = tl.load(own + turned, mask=(token < size)[None, :] & (key < key_width)[:, None], other=0.0)
             inside = (token < size)[:, None] & (column < value_width)[None, :]
-            in_value = token[:, None] * value_width + column[None, :]
-            read = tl.load(grad + place * value_width + in_value, mask=inside, other=0.0)
+            in_value = token[:, None] * token_stride + column[None, :]
+            read = tl.load(grad + piece * piece_stride + head * head_stride + in_value, mask=inside, other=0.0)
             if weighted:
                 level = tl.load(levels + entry)
                 logit, _ = _logit(slopes + 2 * place, level_bias, token, size, level, head, num_levels, heads)
