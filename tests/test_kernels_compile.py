@@ -121,6 +121,7 @@ def launch_everything(width: int) -> None:
         lookup_kernel,
         norm_kernel,
         rows_kernel,
+        short_conv_kernel,
     )
 
     rows, low = 64, torch.bfloat16
@@ -164,6 +165,16 @@ def launch_everything(width: int) -> None:
     delta_rule_kernel.chunk(vectors, rates, rates, inverse, read, moved, matrices, **settings)
     delta_rule_kernel.chunk_backward(
         read, moved, matrices, vectors, rates, rates, inverse, vectors, rates, rates, **settings
+    )
+
+    tokens_of_rows, early, taps = (
+        torch.empty(2, rows, width, dtype=low),
+        states.view(-1, 3, width),
+        torch.empty(4, width),
+    )
+    short_conv_kernel.convolve(tokens_of_rows, early, taps, tokens_of_rows)
+    short_conv_kernel.convolve_backward(
+        tokens_of_rows, tokens_of_rows, early, taps, tokens_of_rows, early, torch.empty(4, 4 * width)
     )
 
     weight, square = torch.empty(4 * width, 2 * width, dtype=low), torch.empty(4 * width, 4 * width, dtype=low)

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from logdepth.blocks.block import TensorState
 from logdepth.blocks.layout import Layout
+from logdepth.ops import short_conv
 
 
 class ShortConv(nn.Module):
@@ -19,13 +19,14 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, state: TensorState | None, layout: Layout) -> tuple[Tensor, TensorState]:
         rows = layout.to_rows(x)
-        before = rows.new_zeros(len(rows), self.size - 1, self.width) if state is None else state.tensors[0]
-        window = torch.cat([before.to(rows.dtype), rows], dim=1)
-        length = rows.shape[1]
-        out = rows.new_zeros(rows.shape)
-        for tap in range(self.size):  # the last tap is the token itself
-            out = torch.addcmul(out, window[:, tap : tap + length], self.weight[tap].to(rows.dtype))
-        return layout.from_rows(F.silu(out)), TensorState((layout.latest(window, self.size - 1),))
+        before = None if state is None else state.tensors[0]
+        out = short_conv(rows, before, self.weight)
+        if before is None:
+            before = rows.new_zeros(len(rows), self.size - 1, self.width)
+        whole = layout.lengths is None and not layout.packed
+        late = rows[:, max(0, rows.shape[1] - self.size + 1) :] if whole else rows
+        window = torch.cat([before.to(rows.dtype), late], dim=1)
+        return layout.from_rows(out), TensorState((layout.latest(window, self.size - 1),))
 
     def init_state(self, batch: int) -> TensorState:
         return TensorState((self.weight.new_zeros(batch, self.size - 1, self.width),))

@@ -8,6 +8,7 @@ from logdepth.ops.linear import Linear, identity_linear, linear, scaled_linear
 from logdepth.ops.lookup import FrozenTable, TokenLookup
 from logdepth.ops.norm import LayerNorm, NormedLinear, NormName, RMSNorm, layer_norm, norm_named
 from logdepth.ops.precision import Casts, product_dtype, using_casts, without_autocast
+from logdepth.ops.short_conv import short_conv
 
 __all__ = [
     "ACTIVATIONS",
@@ -33,6 +34,7 @@ __all__ = [
     "normalised",
     "product_dtype",
     "scaled_linear",
+    "short_conv",
     "token_losses",
     "use_kernels",
     "using_casts",
