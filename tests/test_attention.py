@@ -190,7 +190,14 @@ def test_rotary_embeddings_turn_pairs_of_entries() -> None:
     ],
 )
 def test_backends_are_chosen_by_mask_and_device(name: Any, masked: bool, device: torch.device, chosen: str) -> None:
-    assert chosen_backend(name, masked=masked, device=device) == chosen
+    assert chosen_backend(name, masked=masked, head_width=16, device=device) == chosen
+
+
+def test_narrow_heads_have_no_flex_attention_on_a_gpu() -> None:
+    assert chosen_backend("auto", masked=True, head_width=15, device=CUDA) == "sdpa"
+    assert chosen_backend("flex", masked=True, head_width=15, device=CPU) == "flex"
+    with pytest.raises(ValueError, match="needs heads of width 16 or more on CUDA; got 15: use fewer heads"):
+        chosen_backend("flex", masked=True, head_width=15, device=CUDA)
 
 
 @pytest.mark.parametrize(

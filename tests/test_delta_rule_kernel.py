@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from logdepth import MemoryLayer
 from logdepth.ops import DeltaChunk, delta_chunks, delta_rule_kernel, kernels
-from tests.kernel_numbers import DEVICE, GPU
+from tests.kernel_numbers import DEVICE
 
 FLOAT, LOW = torch.float32, torch.bfloat16
 NAMES = ("matrices", "outputs", "queries", "vectors", "log_decay", "strength")
@@ -84,7 +84,7 @@ def test_float32_is_rounded_where_torch_may(monkeypatch: pytest.MonkeyPatch) -> 
     exact = run(tensors, 16, grads, by_kernels=True)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     rounded = run(tensors, 16, grads, by_kernels=True)
-    assert all(1e-5 < error(one, other.double()) < 2e-3 for one, other in zip(rounded, exact, strict=True))
+    assert all(1e-5 < error(one, other.double()) < 5e-3 for one, other in zip(rounded, exact, strict=True))
 
 
 @pytest.mark.parametrize("log_decay", [0.0, -1e-4, -10.0, -2e4])
@@ -224,20 +224,3 @@ def test_a_layer_by_kernels_is_the_plain_one(reading: Any) -> None:
             results.append([y, *torch.autograd.grad(y.sin().sum(), [given, *one.parameters()])])
         for found, expected in zip(*results, strict=True):
             assert error(found, expected) < 2e-5
-
-
-@pytest.mark.skipif(not GPU, reason="no GPU")
-@pytest.mark.parametrize("dtype", [FLOAT, LOW])
-def test_in_a_cuda_graph(dtype: torch.dtype) -> None:
-    tensors = random_chunks(64, 64, 64, dtype=dtype, chunks=3)
-    grads = random_grads(tensors, 64)
-    expected = run(tensors, 64, grads, by_kernels=True)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run(tensors, 64, grads, by_kernels=True)
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
-        found = run(tensors, 64, grads, by_kernels=True)
-    graph.replay()
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -58,7 +58,7 @@ def assert_close(layer: MemoryLayer, x: Tensor, run: Callable[[MemoryLayer, Tens
     grads = torch.autograd.grad(found, [x, *layer.parameters()], direction.float())
     exact_grads = torch.autograd.grad(expected, [exact_x, *exact.parameters()], direction)
     for one, other in zip((found, *grads), (expected, *exact_grads), strict=True):
-        assert (one.double() - other).norm() <= 1e-5 * other.norm()
+        assert (one.double() - other).norm() <= 3e-5 * other.norm()
 
 
 @every_layer

@@ -171,7 +171,8 @@ class AttentionBlock(Block):
 
     def _backend(self, device: torch.device) -> str:
         masked = self.slopes is not None or self.config.window is not None
-        return chosen_backend(self.config.backend, masked=masked, device=device)
+        head_width = self.dim // self.config.heads
+        return chosen_backend(self.config.backend, masked=masked, head_width=head_width, device=device)
 
 
 def _appended(

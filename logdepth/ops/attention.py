@@ -27,6 +27,9 @@ SDPA_KERNELS = {
     SDPBackend.CUDNN_ATTENTION.value: "cuDNN",
 }
 
+FLEX_HEAD_WIDTH = 16
+"""The least that FlexAttention can be compiled for on CUDA."""
+
 AttentionBackend = Literal["auto", "sdpa", "flex", "plain"]
 
 
@@ -114,10 +117,16 @@ def whole_attention(
     return attention(queries, keys, values, positions, positions, slopes=slopes, window=window, backend=backend)
 
 
-def chosen_backend(name: AttentionBackend, *, masked: bool, device: torch.device) -> str:
+def chosen_backend(name: AttentionBackend, *, masked: bool, head_width: int, device: torch.device) -> str:
     """`flex` for a whole sequence with ALiBi or a window on CUDA, else `sdpa`, unless the caller insists."""
+    is_possible = device.type != "cuda" or head_width >= FLEX_HEAD_WIDTH
     if name == "auto":
-        return "flex" if masked and device.type == "cuda" else "sdpa"
+        return "flex" if masked and device.type == "cuda" and is_possible else "sdpa"
+    if name == "flex" and not is_possible:
+        raise ValueError(
+            f"FlexAttention needs heads of width {FLEX_HEAD_WIDTH} or more on CUDA; got {head_width}: "
+            "use fewer heads, or the backend sdpa"
+        )
     return name
 
 

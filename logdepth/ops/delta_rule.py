@@ -63,13 +63,14 @@ class _DeltaChunks(torch.autograd.Function):
     def forward(
         ctx: Any, vectors: Tensor, log_decay: Tensor, strength: Tensor, key_width: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from logdepth.ops.delta_rule_kernel import chunk, side_of
+        from logdepth.ops.delta_rule_kernel import chunk, sides_of
 
         num_chunks, heads, size, width = vectors.shape
         value_width = width - 2 * key_width
         vectors = _with_rows(vectors)
         empty = log_decay.new_empty
-        inverse = empty(num_chunks, heads, side_of(size), side_of(size))
+        rows, _, _ = sides_of(size, key_width, value_width)
+        inverse = empty(num_chunks, heads, rows, rows)
         outputs = empty(num_chunks, size, heads, value_width).transpose(1, 2)
         queries = empty(num_chunks, heads, size, key_width)
         matrices = empty(num_chunks, heads, key_width, key_width + value_width)
