@@ -314,8 +314,10 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),
         (
             "train pydocs-ar-grc --model.blocks mlp",
-            "unrecognized options: --model.blocks; only the recipes named CORPUS-",
+            "unrecognized options: --model.blocks; only hybrids and the architectures on webmix have it",
         ),
+        ("train pydocs-hybrid --model.blocks attention:heads=3", "model.blocks: dim 128 does not divide into 3 heads"),
+        ("train webmix-rope --model.blocks attention:head=3", "'head'; did you mean 'heads'"),
         (
             "train pydocs-hybrid --model.blocks mlp --model.blocks scan",
             "--model.blocks is given 2 times; give it once, with all of its values",
@@ -338,6 +340,8 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("generate {run} --samples 0", "--samples must be at least 1"),
         ("generate {run} --samples 1000000000000000000", "ask for more than 100,000 texts at once; ask for fewer"),
         ("evaluate {run} --device cuda:99", "try --device cpu"),
+        ("evaluate {run} --grid --contexts 3", "give --grid or --contexts, not both"),
+        ("time pydocs-ar-grc --grid --contexts 3", "give --grid or --contexts, not both"),
         ("corpora --jsn", "unrecognized options: --jsn"),
         ("train pydocs-ar-grc --train.epochs 0", "epochs must be at least 1; got 0"),
         ("train pydocs-ar-grc --model.post-merge both", "invalid choice 'both'"),

@@ -10,7 +10,7 @@ import tyro
 
 from logdepth.acceleration import acceleration_in_words
 from logdepth.cli.output import print_json, print_table
-from logdepth.cli.parsing import Switch, parse
+from logdepth.cli.parsing import Switch, parse, refuse_both
 from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
@@ -60,6 +60,7 @@ class EvaluateCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(EvaluateCommand, with_separate_contexts(arguments), "evaluate")
+    refuse_both("--grid", "--contexts", arguments)
     if command.positions and not command.json:
         raise UserError("--positions requires --json, because a table would be too long")
     folder = RunFolder(command.run)

@@ -32,7 +32,7 @@ PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--
 LIST_FLAGS = ("--model.blocks", "--data.paths", "--paths", "--contexts", "--models", "--seeds", "--others", "--space")
 """Flags that take several values."""
 CLEARER_MESSAGES = {
-    r"([Uu]nrecognized options: --model\.blocks)\b.*": r"\1; only the recipes named CORPUS-hybrid have it",
+    r"([Uu]nrecognized options: --model\.blocks)\b.*": r"\1; only hybrids and the architectures on webmix have it",
     r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
     r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
     r"invalid literal for int\(\) with base 10: (.*)": r"expected an integer; got \1",
@@ -43,7 +43,8 @@ CLEARER_MESSAGES = {
 
 def _blocks_as_words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How `--model.blocks scan attention:window=128 mlp` is read and shown in the help."""
-    if info.type != BLOCKS_TYPE:
+    # tyro writes the type in another way where a recipe has two blocks: Tuple, which is not equal to tuple.
+    if typing.get_origin(info.type) is not tuple or typing.get_args(info.type) != typing.get_args(BLOCKS_TYPE):
         return None
     return PrimitiveConstructorSpec(
         nargs="*",
@@ -107,6 +108,13 @@ def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
     for flag in LIST_FLAGS:
         if flags.count(flag) > 1:
             raise UserError(f"{flag} is given {flags.count(flag)} times; give it once, with all of its values")
+
+
+def refuse_both(one: str, other: str, arguments: Sequence[str]) -> None:
+    """Raise a UserError if both flags are given and one of them would be ignored."""
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if {one, other} <= flags:
+        raise UserError(f"give {one} or {other}, not both")
 
 
 def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:

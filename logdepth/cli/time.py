@@ -11,7 +11,7 @@ import tyro
 
 from logdepth.acceleration import acceleration_in_words, compile_model
 from logdepth.cli.output import print_json, print_table
-from logdepth.cli.parsing import Switch, parse
+from logdepth.cli.parsing import Switch, parse, refuse_both
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import LanguageModel
@@ -57,6 +57,7 @@ class TimeCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(TimeCommand, arguments, "time")
+    refuse_both("--grid", "--contexts", arguments)
     contexts = PAPER_CONTEXTS if command.grid else command.contexts
     for flag, value, least in (
         ("--contexts", min(contexts, default=0), 1),

@@ -4,12 +4,15 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from logdepth.blocks import BlockConfig
 from logdepth.config import flattened, to_dict
 from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
+from logdepth.models import LMConfig
 from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
 from logdepth.runs.folder import quoted
@@ -83,8 +86,20 @@ def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Pre
     check_trackers(config)
     if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
         raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
+    _refuse_odd_blocks(config)
     first = config.train.init_from
     return prepare(config.data, data_dir, None if first is None else RunFolder(first).tokenizer())
+
+
+def _refuse_odd_blocks(config: RunConfig) -> None:
+    """Raise a UserError if a block cannot be built for the model's width, such as one whose heads do not divide it."""
+    model = config.model
+    if isinstance(model, LMConfig):
+        try:
+            for block in dict.fromkeys(model.blocks):
+                cast(BlockConfig, block).build(model.dim)
+        except ValueError as error:
+            raise UserError(f"model.blocks: {error}") from None
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
