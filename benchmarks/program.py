@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import torch
 
+from logdepth.cli.process import discard_output
 from logdepth.errors import UserError
 from logdepth.training import Interrupted
 
@@ -36,6 +37,9 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the process that reads stdout has exited, such as `head`
+        discard_output()
+        sys.exit(141)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
