@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from logdepth.architectures import ARCHITECTURES, architecture_run
 from logdepth.architectures import CORPUS as CORPUS_OF_ARCHITECTURES
 from logdepth.atomic import read_json
@@ -21,7 +19,7 @@ from logdepth.checksums import CHECKSUM, unseal
 from logdepth.config import override
 from logdepth.data import CORPORA, DataConfig, TokenizerConfig
 from logdepth.errors import UserError, did_you_mean
-from logdepth.models import MODELS, LMConfig, ModelConfig, ScanLMConfig, Size, num_parameters
+from logdepth.models import MODELS, LMConfig, ModelConfig, ScanLMConfig, Size, num_parameters, unallocated
 from logdepth.runs import RunConfig, TrainConfig
 
 
@@ -214,5 +212,5 @@ def changes_in(file: Path) -> dict[str, Any]:
 
 def parameters_of(config: RunConfig) -> int:
     """Count the parameters of a config's model without allocating them."""
-    with torch.device("meta"):
+    with unallocated():
         return num_parameters(config.model.build(config.data.tokenizer.vocab_size))

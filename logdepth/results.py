@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from logdepth.atomic import read_json, write_text
 from logdepth.checksums import CHECKSUM, seal, unseal
 from logdepth.config import flattened, from_dict, to_dict
 from logdepth.data import Prepared, StoreInfo
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, perplexity
-from logdepth.models import num_parameters
+from logdepth.models import num_parameters, unallocated
 from logdepth.runs import RunConfig, decisive
 from logdepth.timing import Timing, What
 
@@ -413,7 +411,7 @@ def _verify_unsealed(result: RunResult | TimingResult, saved: dict[str, Any], wh
         if absent:
             raise UserError(f"{where}.config: the field '{min(absent)}' is missing")
         try:
-            with torch.device("meta"):
+            with unallocated():
                 parameters = num_parameters(result.config.model.build(result.data.vocab_size))
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"{where}.config.model cannot be built ({str(error).splitlines()[0]})") from None

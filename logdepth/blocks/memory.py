@@ -226,7 +226,7 @@ class MemoryLayer(nn.Module):
         self.into_heads = Linear(dim, heads * (2 * self.key_width + self.value_width), bias=False)
         self.conv = ShortConv(self.into_heads.out_features, conv) if conv else None
         self.rates = Linear(dim, 2 * heads, bias=False)
-        self.decay_bias = nn.Parameter(torch.linspace(-6.0, -2.0, heads))
+        self.decay_bias = nn.Parameter(torch.tensor(np.linspace(-6.0, -2.0, heads).tolist()))
         if self.reads_levels:
             self.level_slopes = Linear(dim, 2 * heads, bias=False)
             nn.init.zeros_(self.level_slopes.weight)

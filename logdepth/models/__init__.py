@@ -6,6 +6,7 @@ from logdepth.models.language_model import LanguageModel, ModelState, Size, num_
 from logdepth.models.lm import LM, LMConfig, LMState
 from logdepth.models.scan_lm import ScanLMConfig
 from logdepth.models.transformer import TransformerConfig
+from logdepth.models.unallocated import unallocated
 
 MODELS: dict[str, Any] = {
     "scan-lm": ScanLMConfig,
@@ -31,4 +32,5 @@ __all__ = [
     "Size",
     "TransformerConfig",
     "num_parameters",
+    "unallocated",
 ]

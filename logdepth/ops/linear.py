@@ -121,6 +121,7 @@ def scaled_linear(in_width: int, out_width: int, scale: float = 1.0) -> Linear:
 def identity_linear(width: int) -> Linear:
     """A square linear layer that starts as the identity map."""
     layer = Linear(width, width)
-    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.weight)
+    nn.init.ones_(layer.weight.diagonal())
     nn.init.zeros_(layer.bias)
     return layer

@@ -42,7 +42,7 @@ from logdepth.checksums import checksum_of, checksum_of_bytes, mismatch, seal, u
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
 from logdepth.errors import UserError
-from logdepth.models import LanguageModel
+from logdepth.models import LanguageModel, unallocated
 from logdepth.runs.config import RunConfig
 from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import VALUES, load_tensors, read_record, save_tensors
@@ -186,7 +186,7 @@ class RunFolder:
                 f"or, if it is finished, choose --weights {other}"
             )
         tensors, record = self.read_weights(which)
-        with torch.device("meta"):
+        with unallocated():
             model = config.model.build(tokenizer.vocab_size)
         model.allocate(device)
         load_weights(model, tensors, file)
