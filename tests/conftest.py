@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton looks when they are defined
     with contextlib.suppress(ImportError):
         round_as_a_gpu()
+
+# A job that a script started in the background, or under nohup, ignores these signals, and so would its processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers that share the cores must not each take all of them

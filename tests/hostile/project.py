@@ -181,7 +181,7 @@ class Project:
         write_corpus(self.world / "corpus", count=160)
         write_corpus(self.world / "elsewhere", count=150)
         override_files(self.world / "overrides", self.world / "corpus")
-        elsewhere = ("--data.paths", "elsewhere", "--seed", "1")
+        other = (RECIPE, *TINY, "--data.paths", "elsewhere", "--seed", "1", "--out", "other")
         commands: list[tuple[str, ...]] = [
             ("train", *TRAIN, "--out", "run"),
             ("train", *LOSSLESS_TRAIN, "--out", "lossless"),
@@ -192,7 +192,7 @@ class Project:
             said = self.call(command, limit=BUILD_SECONDS)
             assert said.code == 0, (command, said)
         other_cache = {"LOGDEPTH_CACHE": str(self.world / "cache-of-other")}
-        assert self.call(("train", *TRAIN, *elsewhere, "--out", "other"), env=other_cache).code == 0
+        assert self.call(("train", *other), env=other_cache).code == 0
         stopping = (STOPPED_AT, "train", *TRAIN, "--out", "stopped")
         assert self.call(stopping, function="tests.hostile.calls:stop_at").code == 128 + 15
         self.world.rename(self.pristine)
