@@ -1,0 +1,1 @@
+"""Tasks that show what a model can compute: state tracking, recall, counting."""
