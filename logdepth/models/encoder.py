@@ -8,12 +8,11 @@ answer = W · root
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.operators import MLPLDRUConfig, OperatorConfig
-from logdepth.ops import LayerNorm, Linear, scaled_linear
+from logdepth.ops import LayerNorm, scaled_linear
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import reduce
 from logdepth.shapes import Rows, Tokens
@@ -76,7 +75,7 @@ class Encoder(nn.Module):
         while states.shape[1] > 1:
             if states.shape[1] % 2:
                 states = F.pad(states, (0, 0, 0, 1))
-            left, right = states.unflatten(1, (-1, 2)).unbind(2)
+            left, right = states.view(batch, -1, 2, width).unbind(2)
             states = self.merge(left.reshape(-1, width), right.reshape(-1, width)).view(batch, -1, width)
         return states[:, 0]
 

@@ -1,16 +1,12 @@
 """Context-free and context-sensitive tasks of Delétang et al.: arithmetic with brackets, reversal, a stack, sorting."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 
-from logdepth.tasks.task import Case, Examples, Integers, Task
-
-TRAIN_LENGTHS = range(1, 41)
-TEST_LENGTHS = (10, 20, 40, 60, 80, 100, 150, 200, 256, 300, 400, 500)
+from logdepth.tasks.task import Examples, Integers, LengthTask
 
 MODULUS = 5
 PLUS, MINUS, TIMES, OPEN, CLOSE = range(MODULUS, MODULUS + 5)
@@ -24,27 +20,10 @@ END_OF_STACK = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ContextFree(Task):
-    """The lengths that all tasks of this file have in common. `Case.length` counts the symbols of the input."""
+class _ContextFree(LengthTask):
+    """A task of this file. `Case.length` counts the symbols of the input."""
 
-    @property
-    def train_cases(self) -> Sequence[Case]:
-        return [Case(length) for length in TRAIN_LENGTHS]
-
-    @property
-    def test_cases(self) -> Sequence[Case]:
-        return [Case(length) for length in TEST_LENGTHS]
-
-    def sample(self, rng: Generator, batch: int, case: Case) -> Examples:
-        if case.length < 1:
-            raise ValueError(f"length is {case.length}: an input has at least 1 symbol")
-        if case.items:
-            raise ValueError(f"items is {case.items}: the length says it all here, give 0")
-        return self._sample(rng, batch, case.length)
-
-    @abstractmethod
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
-        """Draw examples of a length that exists."""
+    family: ClassVar[str] = "context-free"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 
+from logdepth.tasks.automaton import chain
 from logdepth.tasks.task import Booleans, Case, Examples, Integers, Task
 
 Permutation = tuple[int, ...]
@@ -80,6 +82,8 @@ class GroupWords(Task):
     what unseen pairs cost.
     """
 
+    family: ClassVar[str] = "groups"
+
     group: str
     """A key of `GROUPS`."""
     held_out: float = 0.0
@@ -128,16 +132,6 @@ class GroupWords(Task):
         if case.items == SEEN_PAIRS_ONLY:
             followed_by = np.nonzero(~held_out_pairs(self.group, self.num_held_out))[1].reshape(self.num_symbols, -1)
             choices = rng.integers(followed_by.shape[1], size=(batch, case.length - 1))
-            tokens = _chain(followed_by, tokens[:, 0], choices)
-        products = _chain(multiplication_table(self.group), tokens[:, 0], tokens[:, 1:])
+            tokens = chain(followed_by, tokens[:, 0], choices)
+        products = chain(multiplication_table(self.group), tokens[:, 0], tokens[:, 1:])
         return Examples(tokens, products, np.ones(tokens.shape, dtype=bool))
-
-
-def _chain(table: Integers, first: Integers, inputs: Integers) -> Integers:
-    """`[batch, 1 + inputs]`: states of automata that start at `first` and go from state s to `table[s, input]`."""
-    flat, num_inputs = table.ravel(), table.shape[1]
-    states = np.empty((1 + inputs.shape[1], len(first)), dtype=np.int64)
-    states[0] = first
-    for t, row in enumerate(np.ascontiguousarray(inputs.T)):
-        states[t + 1] = flat[states[t] * num_inputs + row]
-    return np.ascontiguousarray(states.T)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -25,6 +26,8 @@ class MultiQueryRecall(Task):
     training, the five cases are equally likely and examples are always new, where Zoology has 100,000 examples of 64/4
     and 20,000 of each other case. Zoology tests at 64/4, 64/8, 64/16, 128/32, 256/64, 512/128 and 1,024/256.
     """
+
+    family: ClassVar[str] = "recall"
 
     vocab_size: int = 8192
     """Number of tokens, keys and values together."""
@@ -93,6 +96,8 @@ class SelectiveCopying(Task):
     keep the symbols, count the blanks in the length, train on at most 256 tokens and test on up to 65,536.
     """
 
+    family: ClassVar[str] = "recall"
+
     num_data: int = 14
     """Number of different data tokens."""
 
@@ -146,8 +151,12 @@ class Passkey(Task):
 
     Filler tokens are independent and uniform over their own vocabulary, where the paper repeats a few sentences: random
     filler cannot be memorised. As in the paper, no digit occurs in the filler; the paper states the key twice in its
-    needle, we once. Symbols 0 to 9 are the digits, 10 is the key marker, 11 is the question marker, and all others are filler.
+    needle, we once. Symbols 0 to 9 are the digits, 10 is the key marker, 11 is the question marker, and all others are
+    filler.
+    filler.
     """
+
+    family: ClassVar[str] = "recall"
 
     num_fillers: int = 256
     """Number of different filler tokens."""

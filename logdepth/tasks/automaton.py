@@ -1,0 +1,121 @@
+"""Finite automata: the states along strings, and random strings that end in given states."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from logdepth.tasks.task import Booleans, Floats, Integers
+
+
+def chain(table: Integers, first: Integers, inputs: Integers) -> Integers:
+    """`[batch, 1 + inputs]`: states of automata that start at `first` and go from state s to `table[s, input]`."""
+    flat, num_inputs = table.ravel(), table.shape[1]
+    states = np.empty((1 + inputs.shape[1], len(first)), dtype=np.int64)
+    states[0] = first
+    for t, row in enumerate(np.ascontiguousarray(inputs.T)):
+        states[t + 1] = flat[states[t] * num_inputs + row]
+    return np.ascontiguousarray(states.T)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Automaton:
+    """A Moore machine: a deterministic automaton with an answer in each state. It starts in state 0."""
+
+    table: Integers
+    """`[states, symbols]`: the next state."""
+    answers: Integers
+    """`[states]`: the answer to a string that ends in a state."""
+
+    @property
+    def num_symbols(self) -> int:
+        return len(self.table[0])
+
+    @property
+    def num_answers(self) -> int:
+        return int(self.answers.max()) + 1
+
+    def states(self, tokens: Integers) -> Integers:
+        """`[batch, 1 + length]`: the state before the first token and after each."""
+        return chain(self.table, np.zeros(len(tokens), dtype=np.int64), tokens)
+
+    def answer(self, tokens: Integers) -> Integers:
+        """`[batch, length]`: the answer to each beginning of each string."""
+        return self.answers[self.states(tokens)[:, 1:]]
+
+    def change_one(self, rng: Generator, tokens: Integers, answer: int) -> tuple[Integers, Booleans]:
+        """Strings that differ in one token and have `answer`, and which strings have such a neighbour; others stay.
+
+        All positions at which the change gives this answer are equally likely.
+        """
+        batch, length = tokens.shape
+        rows = np.arange(batch)
+        changed = (tokens + rng.integers(1, self.num_symbols, size=tokens.shape)) % self.num_symbols
+        after = self.table[self.states(tokens)[:, :-1], changed]
+        leads = np.repeat((self.answers == answer)[None], batch, axis=0)  # [batch, state]: with the rest of the string
+        fits = np.empty((batch, length), dtype=bool)
+        for t in reversed(range(length)):
+            fits[:, t] = leads[rows, after[:, t]]
+            leads = np.take_along_axis(leads, self.table.T[tokens[:, t]], axis=1)
+        place = np.argmax(fits * (1 + rng.random(fits.shape)), axis=1)
+        found = fits[rows, place]
+        result = tokens.copy()
+        result[rows[found], place[found]] = changed[rows[found], place[found]]
+        return result, found
+
+
+class StringSampler:
+    """Draws random strings of an automaton. A kind is a set of states; strings of a kind end in one of them.
+
+    All strings of a length and kind are equally likely. From the number of ways to complete a string, which is counted
+    from its end, follows the probability of each next symbol.
+    """
+
+    def __init__(self, automaton: Automaton, kinds: Sequence[Booleans]) -> None:
+        """Create a sampler for `kinds`, a list of `[states]`."""
+        self._automaton, self._ends = automaton, np.array(kinds, dtype=float)
+        self._ways, self._thresholds = self._count(1)
+
+    def possible(self, length: int) -> Booleans:
+        """`[kinds]`: whether there are strings of this length."""
+        self._prepare(length)
+        possible: Booleans = self._ways[length, :, 0] > 0
+        return possible
+
+    def draw(self, rng: Generator, kinds: Integers, length: int) -> Integers:
+        """`[batch, length]`: strings of the kinds `[batch]`, all of which must be possible at this length."""
+        self._prepare(length)
+        num_states, num_symbols = self._automaton.table.shape
+        flat, first = self._automaton.table.ravel(), kinds * num_states
+        draws = rng.random((length, 1, len(kinds)))
+        states = np.zeros(len(kinds), dtype=np.int64)
+        tokens = np.empty((length, len(kinds)), dtype=np.int64)
+        for t in range(length):
+            thresholds = self._thresholds[length - t - 1].take(first + states, axis=1)
+            tokens[t] = (draws[t] >= thresholds).sum(axis=0)
+            states = flat[states * num_symbols + tokens[t]]
+        return np.ascontiguousarray(tokens.T)
+
+    def _prepare(self, length: int) -> None:
+        if length >= len(self._ways):
+            self._ways, self._thresholds = self._count(2 ** int(length).bit_length())
+
+    def _count(self, length: int) -> tuple[Floats, Floats]:
+        """The tables for all lengths below `length` + 1.
+
+        `[symbols left, kind, state]`: the number of ways to complete a string, scaled to at most 1.
+        `[symbols left after the next, next symbol except the last, kind · state]`: the probability that the next symbol
+        is this one or one before it.
+        """
+        table = self._automaton.table
+        ways = [self._ends]
+        thresholds = []
+        for _ in range(length):
+            up_to = ways[-1][:, table].cumsum(axis=-1)  # [kind, state, symbol]
+            total = up_to[..., -1:]
+            share = np.divide(up_to, total, where=total > 0, out=np.zeros_like(up_to))[..., :-1]
+            thresholds.append(share.reshape(-1, table.shape[1] - 1).T)
+            most = total.max(axis=1)
+            ways.append(total[..., 0] / np.where(most > 0, most, 1))
+        return np.array(ways), np.array(thresholds)

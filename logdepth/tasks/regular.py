@@ -1,0 +1,403 @@
+"""Regular languages of the LDRU paper: parity, counting modulo 5, brackets of bounded depth, Tomita's, prefixes.
+
+They are its 21: parity, even pairs, cycle navigation, modular arithmetic from left to right, D_n for six n, five of
+Tomita's languages and six of prefixes. Modular arithmetic that multiplies first, as in Delétang et al., is one more.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import pi, sin
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.random import Generator
+
+from logdepth.tasks.automaton import Automaton, StringSampler
+from logdepth.tasks.task import TEST_LENGTHS, TRAIN_LENGTHS, Booleans, Case, Examples, Integers, LengthTask
+
+State = TypeVar("State")
+
+MODULUS = 5
+PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
+"""Symbols of the arithmetic; those below are its digits."""
+
+OPEN, CLOSE = 0, 1
+"""Symbols of D_n."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Regular(LengthTask):
+    """A task that a finite automaton solves. The answer is defined, and asked, after every symbol.
+
+    An encoder answers at the last position only: see `last_only`.
+    """
+
+    family: ClassVar[str] = "regular-languages"
+
+    @cached_property
+    def automaton(self) -> Automaton:
+        """The automaton, which is the definition of the task."""
+        return self._automaton()
+
+    @abstractmethod
+    def _automaton(self) -> Automaton:
+        """Make the automaton."""
+
+    @property
+    def num_symbols(self) -> int:
+        return self.automaton.num_symbols
+
+    @property
+    def num_classes(self) -> int:
+        return self.automaton.num_answers
+
+    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+        tokens = self._strings(rng, batch, length)
+        return Examples(tokens, self.automaton.answer(tokens), np.ones(tokens.shape, dtype=bool))
+
+    def _strings(self, rng: Generator, batch: int, length: int) -> Integers:
+        """Draw strings: by default, all are equally likely."""
+        return rng.integers(self.num_symbols, size=(batch, length))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity(_Regular):
+    """Parity (Delétang et al., arXiv 2207.02098): class 1 if the number of ones is odd. Symbols are uniform bits."""
+
+    def _automaton(self) -> Automaton:
+        return _make_automaton([0, 1], 2, lambda state, bit: state ^ bit, lambda state: state)
+
+    @property
+    def chance(self) -> float:
+        return 1 / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenPairs(_Regular):
+    """Even pairs (Delétang et al., arXiv 2207.02098): class 1 if the number of neighbours 01 and 10 is odd.
+
+    That is so if the first and the last bit differ. Symbols are uniform bits.
+    """
+
+    def _automaton(self) -> Automaton:
+        states = [(), *product((0, 1), (0, 1))]
+        return _make_automaton(
+            states, 2, lambda state, bit: (state[0] if state else bit, bit), lambda state: int(len(set(state)) == 2)
+        )
+
+    @property
+    def chance(self) -> float:
+        return 1 / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleNavigation(_Regular):
+    """Cycle navigation (Delétang et al., arXiv 2207.02098): the place on a circle of five after all steps.
+
+    Symbols 0, 1 and 2 are steps by −1, 0 and +1, independent and uniform. The walk starts at place 0.
+    """
+
+    def _automaton(self) -> Automaton:
+        return _make_automaton(
+            list(range(MODULUS)), 3, lambda place, step: (place + step - 1) % MODULUS, lambda place: place
+        )
+
+    @property
+    def chance(self) -> float:
+        return 1 / MODULUS
+
+    def token_text(self, token: int) -> str:
+        return ("−1", "0", "+1")[token]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModularArithmetic(_Regular):
+    """Modular arithmetic without brackets: the value modulo 5 of an expression such as 2+3×4−1.
+
+    Symbols are the digits 0 to 4, then +, − and ×, independent and uniform at their places. The LDRU paper evaluates
+    strictly from left to right, (2+3)×4−1; Delétang et al. (arXiv 2207.02098) multiply first, 2+(3×4)−1. The answer
+    after an operator is the value of what stands before it.
+
+    Both papers shorten even lengths by one, to that of an expression. Training lengths here are therefore the odd ones,
+    equally likely, and so are the test lengths. Strings of even length exist; they end with an operator.
+    """
+
+    multiply_first: bool = False
+    """Whether products come before sums. If not, evaluation is from left to right."""
+
+    def _automaton(self) -> Automaton:
+        # The value is sum + term. From left to right, the sum is always 0. The last operator waits for its operand.
+        sums = range(MODULUS) if self.multiply_first else (0,)
+        states = [(0, 0, PLUS), *product(sums, range(MODULUS), (None, PLUS, MINUS, TIMES))]
+        return _make_automaton(
+            list(dict.fromkeys(states)), MODULUS + 3, self._next, lambda state: (state[0] + state[1]) % MODULUS
+        )
+
+    def _next(self, state: tuple[int, int, int | None], symbol: int) -> tuple[int, int, int | None]:
+        total, term, operator = state
+        if symbol >= MODULUS:
+            return total, term, symbol
+        if operator is None:  # a digit after a digit, which no expression has
+            return state
+        if operator == TIMES:
+            return total, term * symbol % MODULUS, None
+        signed = symbol if operator == PLUS else -symbol
+        if self.multiply_first:
+            return (total + term) % MODULUS, signed % MODULUS, None
+        return 0, (term + signed) % MODULUS, None
+
+    @property
+    def chance(self) -> float:
+        """The share of zeros, the most frequent value.
+
+        From left to right, a product is 0 if an operand is. Of z = ⅔ · ⅕ + ⅓ · (z + (1 − z)/5), the share of zeros
+        after one more operator and digit, the solution is 3/11. With products first, a long sum is uniform.
+        """
+        return 1 / 5 if self.multiply_first else 3 / 11
+
+    @property
+    def train_cases(self) -> Sequence[Case]:
+        return [Case(length) for length in TRAIN_LENGTHS if length % 2]
+
+    @property
+    def test_cases(self) -> Sequence[Case]:
+        """Test lengths shortened to odd ones: 41 stays and 40, which would become 39, is the last one of training."""
+        return [Case(length - 1 + length % 2) for length in TEST_LENGTHS]
+
+    def token_text(self, token: int) -> str:
+        return "01234+−×"[token]
+
+    def _strings(self, rng: Generator, batch: int, length: int) -> Integers:
+        tokens = rng.integers(MODULUS, size=(batch, length))
+        tokens[:, 1::2] = rng.integers(PLUS, TIMES + 1, size=(batch, length // 2))
+        return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixSymbols(_Regular):
+    """The language family P_{p,q} of the LDRU paper: name the first p symbols of a string over q symbols.
+
+    Classes are the q^p prefixes in lexicographic order, and one more, the last, for strings shorter than p. Symbols are
+    independent and uniform.
+    """
+
+    prefix: int
+    """Symbols to remember, p."""
+    alphabet: int
+    """Number of different symbols, q."""
+
+    def __post_init__(self) -> None:
+        if self.prefix < 1 or self.alphabet < 2:
+            raise ValueError(
+                f"prefix is {self.prefix} and alphabet is {self.alphabet}: give at least 1 symbol to remember, of 2"
+            )
+
+    def _automaton(self) -> Automaton:
+        digits = range(self.alphabet)
+        states = [state for length in range(self.prefix + 1) for state in product(digits, repeat=length)]
+        number = {state: i for i, state in enumerate(product(digits, repeat=self.prefix))}
+        return _make_automaton(
+            states,
+            self.alphabet,
+            lambda state, symbol: (*state, symbol)[: self.prefix],
+            lambda state: number.get(state, len(number)),
+        )
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.num_classes - 1)
+
+    def answer_text(self, answer: int) -> str:
+        if answer == self.alphabet**self.prefix:
+            return "short"
+        return np.base_repr(answer, self.alphabet).zfill(self.prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Membership(_Regular):
+    """Is a string in a language? Class 1 if it is accepted, at the last position and for every beginning of it.
+
+    Accepted and rejected strings are equally likely; where a length has only one of the two, all strings are of this
+    one. All accepted strings of a length are equally likely. A rejected string is of one of several kinds with equal
+    probability, and all strings of a kind are equally likely. Everywhere, two kinds exist: random strings, which are
+    drawn among all rejected ones, and near misses, which are accepted strings with one changed symbol.
+
+    Beginnings of strings are not balanced. `chance` is that of all positions, in the limit of long strings, and
+    `chance_at_end` that of whole strings. See also `balancing_weights`.
+    """
+
+    @property
+    def num_classes(self) -> int:
+        return 2
+
+    @property
+    @abstractmethod
+    def accepted_beginnings(self) -> float:
+        """Share of accepted ones among the beginnings of the strings drawn, in the limit of long strings."""
+
+    @property
+    def chance(self) -> float:
+        return max(self.accepted_beginnings, 1 - self.accepted_beginnings)
+
+    @property
+    def chance_at_end(self) -> float:
+        return 1 / 2
+
+    def answer_text(self, answer: int) -> str:
+        return ("no", "yes")[answer]
+
+    def _kinds(self) -> list[Booleans]:
+        """States in which strings end: accepted ones, all rejected ones, and further kinds of rejected ones."""
+        accepted = self.automaton.answers == 1
+        return [accepted, ~accepted]
+
+    @cached_property
+    def _sampler(self) -> StringSampler:
+        return StringSampler(self.automaton, self._kinds())
+
+    def _strings(self, rng: Generator, batch: int, length: int) -> Integers:
+        possible = self._sampler.possible(length)
+        near_miss = len(possible)
+        rejected = [*np.flatnonzero(possible[1:]) + 1, *([near_miss] if possible[:2].all() else [])]
+        kinds = np.zeros(batch, dtype=np.int64)
+        if rejected:
+            is_rejected = rng.integers(2, size=batch).astype(bool) | ~possible[0]
+            kinds = np.where(is_rejected, rng.choice(rejected, size=batch), 0)
+        tokens = self._sampler.draw(rng, kinds % near_miss, length)
+
+        missing = np.flatnonzero(kinds == near_miss)
+        if len(missing):
+            tokens[missing], found = self.automaton.change_one(rng, tokens[missing], answer=0)
+            lost = missing[~found]  # no change of one symbol leaves the language
+            tokens[lost] = self._sampler.draw(rng, np.ones(len(lost), dtype=np.int64), length)
+        return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedBrackets(_Membership):
+    """The language D_n of the LDRU paper: balanced brackets of depth at most n. Symbol 0 opens and symbol 1 closes.
+
+    D_1 = (01)* and D_n = (0 D_{n−1} 1)*. Besides random strings and changes of one symbol, rejected strings are of two
+    more kinds:
+
+    - unclosed: without a violation, but with at least one open bracket at the end;
+    - one excursion: balanced, with exactly one bracket that opens at depth n or closes at depth 0, undone by the next
+      one. Counting symbols does not tell these from accepted strings.
+
+    Odd lengths have no accepted string. As in the paper they are trained too, and all strings are rejected ones; test
+    lengths are even but for 41. The paper's rejected strings are random only, which for long strings means that their
+    numbers of symbols differ or that an early beginning is wrong.
+
+    Accepted beginnings are rare: they end at depth 0.
+    """
+
+    depth: int
+    """The greatest depth that is accepted, n."""
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"depth is {self.depth}: give at least 1")
+
+    def _automaton(self) -> Automaton:
+        # (depth, excursions so far); the depth is −1 or n + 1 during an excursion. None: beyond repair.
+        within = range(self.depth + 1)
+        states = [*((depth, 0) for depth in within), *((depth, 1) for depth in range(-1, self.depth + 2)), None]
+        return _make_automaton(states, 2, self._next, lambda state: int(state == (0, 0)))
+
+    def _next(self, state: tuple[int, int] | None, symbol: int) -> tuple[int, int] | None:
+        if state is None:
+            return None
+        depth, excursions = state
+        depth += 1 if symbol == OPEN else -1
+        if -1 <= depth <= self.depth + 1:
+            leaves = depth in (-1, self.depth + 1)
+            if excursions + leaves <= 1:
+                return depth, excursions + leaves
+        return None
+
+    def _kinds(self) -> list[Booleans]:
+        states = np.arange(len(self.automaton.answers))
+        unclosed = (states > 0) & (states <= self.depth)
+        one_excursion = states == self.depth + 2  # (0, 1)
+        return [*super()._kinds(), unclosed, one_excursion]
+
+    @property
+    def accepted_beginnings(self) -> float:
+        """Three quarters of the share of depth 0 in a long accepted string, 2/(n + 2) · sin²(π/(n + 2)).
+
+        The share is that of the random walk that stays in 0 to n. Unclosed strings have it too; near misses and those
+        with one excursion have it up to a place that is uniform on average; random strings have it not.
+        """
+        return 1.5 / (self.depth + 2) * sin(pi / (self.depth + 2)) ** 2
+
+    def token_text(self, token: int) -> str:
+        return "()"[token]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TomitaLanguage:
+    """One of Tomita's languages over bits."""
+
+    table: list[list[int]]
+    """The automaton: for each state, the next one after 0 and after 1."""
+    accepted: tuple[int, ...]
+    """States that accept."""
+    accepted_beginnings: float
+    """Share of accepted beginnings in the limit of long strings, as `_Membership` draws them."""
+
+
+TOMITA: dict[int, _TomitaLanguage] = {
+    # q₁: after an odd run of ones. q₂, q₃: in a run of zeros after it, even and odd.
+    # A long accepted string is in q₃ for a share of 0.1124; a near miss dies halfway on average: 5/8 · (1 − 0.1124).
+    3: _TomitaLanguage(table=[[0, 1], [3, 0], [3, 1], [2, 4], [4, 4]], accepted=(0, 1, 2), accepted_beginnings=0.5548),
+    # The state counts the last zeros. A near miss dies halfway on average: 1/2 + 1/4 · 1/2.
+    4: _TomitaLanguage(table=[[1, 0], [2, 0], [3, 0], [3, 3]], accepted=(0, 1, 2), accepted_beginnings=5 / 8),
+    # Parities of zeros and ones, as two bits.
+    5: _TomitaLanguage(table=[[2, 1], [3, 0], [0, 3], [1, 2]], accepted=(0,), accepted_beginnings=1 / 4),
+    # Zeros minus ones modulo 3.
+    6: _TomitaLanguage(table=[[1, 2], [2, 0], [0, 1]], accepted=(0,), accepted_beginnings=1 / 3),
+    # The number of runs so far. A near miss dies after a share of 0.65 on average: 1/2 + 1/4 · 0.65.
+    7: _TomitaLanguage(
+        table=[[0, 1], [2, 1], [2, 3], [4, 3], [4, 4]], accepted=(0, 1, 2, 3), accepted_beginnings=0.6625
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tomita(_Membership):
+    """Tomita's languages 3 to 7 over bits (Tomita, 1982), the automata as in the LDRU paper.
+
+    3: no odd run of ones is followed directly by an odd run of zeros. 4: no 000. 5: even numbers of zeros and of ones.
+    6: the number of zeros minus that of ones is divisible by 3. 7: 0*1*0*1*.
+
+    Of long random strings, nearly all are rejected by 3, 4 and 7; all languages are drawn as `_Membership` says. Odd
+    lengths have no accepted string in language 5; lengths of 1 have no rejected string in 3, 4 and 7.
+    """
+
+    number: int
+    """Which of the languages, 3 to 7."""
+
+    def __post_init__(self) -> None:
+        if self.number not in TOMITA:
+            raise ValueError(f"number is {self.number}: choose one of {', '.join(map(str, TOMITA))}")
+
+    def _automaton(self) -> Automaton:
+        language = TOMITA[self.number]
+        answers = np.isin(np.arange(len(language.table)), language.accepted).astype(np.int64)
+        return Automaton(table=np.array(language.table), answers=answers)
+
+    @property
+    def accepted_beginnings(self) -> float:
+        return TOMITA[self.number].accepted_beginnings
+
+
+def _make_automaton(
+    states: Sequence[State], num_symbols: int, following: Callable[[State, int], State], answer: Callable[[State], int]
+) -> Automaton:
+    """An automaton from functions of its states; the first one is the start."""
+    number = {state: i for i, state in enumerate(states)}
+    table = [[number[following(state, symbol)] for symbol in range(num_symbols)] for state in states]
+    return Automaton(table=np.array(table), answers=np.array([answer(state) for state in states]))
