@@ -30,6 +30,7 @@ VERBS = {
     "associativity": "measure how far a run's operator is from associative",
     "generate": "generate text with a run",
     "corpora": "list the corpora",
+    "tasks": "list the tasks of state tracking, recall and counting, or print examples of one",
     "recipes": "list the recipes with their parameter counts",
     "check": "check the scan against its definition on all devices",
     "completion": "print a completion script for bash, zsh, tcsh or fish",

@@ -19,6 +19,7 @@ from logdepth.cli.recipes import RecipesCommand
 from logdepth.cli.report import ReportCommand
 from logdepth.cli.reproduce import ReproduceCommand
 from logdepth.cli.sweep import SweepCommand
+from logdepth.cli.tasks import TasksCommand
 from logdepth.cli.time import TimeCommand
 from logdepth.cli.train import TrainCommand
 from logdepth.recipes import RECIPES
@@ -57,6 +58,7 @@ COMMANDS: dict[str, Any] = {
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
     "corpora": CorporaCommand,
+    "tasks": TasksCommand,
     "recipes": RecipesCommand,
     "check": CheckCommand,
     "completion": CompletionCommand,

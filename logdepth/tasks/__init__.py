@@ -6,6 +6,7 @@ To add a task, add one file and one entry here.
 from logdepth.errors import UserError, did_you_mean
 from logdepth.tasks.context_free import BracketArithmetic, BucketSort, ReverseString, StackManipulation
 from logdepth.tasks.groups import GroupWords
+from logdepth.tasks.listops import ListOps
 from logdepth.tasks.recall import MultiQueryRecall, Passkey, SelectiveCopying
 from logdepth.tasks.regular import (
     BoundedBrackets,
@@ -62,6 +63,7 @@ TASKS: dict[str, Task] = {
     "reverse": ReverseString(title="Reverse string"),
     "stack": StackManipulation(title="Stack manipulation"),
     "bucket-sort": BucketSort(title="Bucket sort"),
+    "listops": ListOps(title="ListOps"),
     "s3": GroupWords(title="S₃", group="S3"),
     "s4": GroupWords(title="S₄", group="S4"),
     "a5": GroupWords(title="A₅", group="A5"),

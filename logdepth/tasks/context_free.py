@@ -56,6 +56,9 @@ class BracketArithmetic(_ContextFree):
         """
         return 1 / 3
 
+    def token_text(self, token: int) -> str:
+        return "01234+−×()"[token]
+
     def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
         # Rows lie one after the other in flat arrays. All expressions of one depth are drawn at once, outermost first.
         tokens = np.empty(batch * length, dtype=np.int64)
@@ -123,6 +126,9 @@ class ReverseString(_ContextFree):
     def chance(self) -> float:
         return 1 / self.num_letters
 
+    def token_text(self, token: int) -> str:
+        return str(token) if token < self.num_letters else "?"
+
     def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
         letters = rng.integers(self.num_letters, size=(batch, length))
         return _ask_after(letters, letters[:, ::-1], blank=self.num_letters)
@@ -161,6 +167,9 @@ class BucketSort(_ContextFree):
         """
         return 1 / self.num_letters
 
+    def token_text(self, token: int) -> str:
+        return str(token) if token < self.num_letters else "?"
+
     def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
         letters = rng.integers(self.num_letters, size=(batch, length))
         return _ask_after(letters, np.sort(letters, axis=1), blank=self.num_letters)
@@ -190,6 +199,12 @@ class StackManipulation(_ContextFree):
     @property
     def chance(self) -> float:
         return 1 / 2
+
+    def token_text(self, token: int) -> str:
+        return ("0", "1", "pop", "push0", "push1", "?")[token]
+
+    def answer_text(self, answer: int) -> str:
+        return ("0", "1", "end")[answer]
 
     def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
         num_initial = rng.integers(1, max(length, 2), size=(batch, 1))

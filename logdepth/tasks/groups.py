@@ -115,6 +115,14 @@ class GroupWords(Task):
     def chance(self) -> float:
         return 1 / self.num_symbols
 
+    def token_text(self, token: int) -> str:
+        """The points to which points 0, 1, … go; in Z60, by how much it turns."""
+        element = GROUPS[self.group][token]
+        return "".join(map(str, element)) if len(element) <= 10 else str(token)
+
+    def answer_text(self, answer: int) -> str:
+        return self.token_text(answer)
+
     @property
     def train_cases(self) -> Sequence[Case]:
         return [Case(length, SEEN_PAIRS_ONLY if self.held_out else 0) for length in range(2, 33)]

@@ -117,6 +117,9 @@ class SelectiveCopying(Task):
     def chance(self) -> float:
         return 1 / self.num_data
 
+    def token_text(self, token: int) -> str:
+        return str(token) if token < self.num_data else "-?"[token - self.num_data]
+
     @property
     def train_cases(self) -> Sequence[Case]:
         return [Case(64, 4), Case(128, 8), Case(256, 16)]
@@ -177,6 +180,9 @@ class Passkey(Task):
     def chance(self) -> float:
         return 1 / 10
 
+    def token_text(self, token: int) -> str:
+        return {10: "key", 11: "?"}.get(token, str(token))
+
     @property
     def train_cases(self) -> Sequence[Case]:
         return [Case(length, 5) for length in (64, 128, 256, 512, 1024, 2048)]
@@ -204,7 +210,7 @@ class Passkey(Task):
 
 def _check_size(case: Case, least: int, what: str) -> None:
     if case.items < 1:
-        raise ValueError(f"case {case} has {case.items} {what}: give at least 1, as in Case({case.length}, 1)")
+        raise ValueError(f"case {case} has {case.items} {what}: ask for at least 1, as in {case.length}/1")
     if case.length < least:
         raise ValueError(
             f"case {case} is too short: {case.items} {what} take at least {least} tokens; lengthen it or ask for fewer"

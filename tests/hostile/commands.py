@@ -31,6 +31,7 @@ from logdepth.cli.recipes import RecipesCommand
 from logdepth.cli.report import ReportCommand
 from logdepth.cli.reproduce import ReproduceCommand
 from logdepth.cli.sweep import SweepCommand
+from logdepth.cli.tasks import TasksCommand
 from logdepth.cli.time import TimeCommand
 from logdepth.cli.train import ResumeCommand, TrainCommand
 from logdepth.config import to_dict
@@ -57,6 +58,7 @@ COMMANDS: dict[str, type] = {
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
     "corpora": CorporaCommand,
+    "tasks": TasksCommand,
     "recipes": RecipesCommand,
     "check": CheckCommand,
     "completion": CompletionCommand,
@@ -168,6 +170,8 @@ GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "name": (*CORPORA, "pydocs-ar-grc"),
     "model": ("pydocs-ar-grc", "run"),
     "corpus": ("text", "pydocs"),
+    "task": ("parity", "d3", "s5-held-out", "mqar", "listops"),
+    "length": ("12", "64/4", "40/0", "65536", "0", "100000000"),
     "space": (
         "train.learning_rate=1e-3:1e-2:log",
         "dropout=0:0.4:0.1",
