@@ -108,9 +108,7 @@ def _list(as_json: bool) -> None:
 def _case(text: str) -> Case:
     found = re.fullmatch(r"([0-9]{1,18})(?:/([0-9]{1,18}))?", text)
     if found is None:
-        raise UserError(
-            f"--length: expected tokens, such as 40, or tokens/items, such as 64/4; got {text!r}"
-        )
+        raise UserError(f"--length: expected tokens, such as 40, or tokens/items, such as 64/4; got {text!r}")
     return Case(int(found[1]), int(found[2] or 0))
 
 

@@ -8,6 +8,7 @@ answer = W · root
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,8 +29,8 @@ class EncoderConfig:
     operator: OperatorConfig = field(default_factory=lambda: MLPLDRUConfig.original(width=64))
     """The operator ⊙ and its width, which is also that of the embedding."""
     remainder: Literal["zero", "fold"] = "zero"
-    """What becomes of the last node of a level with an odd number. zero: it is merged with zeros, as in the paper.
-    fold: it waits, and the tree is that of this library's scan."""
+    """What becomes of the last node of a level with an odd number. zero: it is merged with zeros, which are the left
+    operand, as in the paper's code. fold: it waits, and the tree is that of this library's scan."""
     dropout: float = 0.0
     """Dropout on leaves and on merged states."""
 
@@ -74,7 +75,7 @@ class Encoder(nn.Module):
         batch, _, width = states.shape
         while states.shape[1] > 1:
             if states.shape[1] % 2:
-                states = F.pad(states, (0, 0, 0, 1))
+                states = torch.cat([states[:, :-1], torch.zeros_like(states[:, :1]), states[:, -1:]], dim=1)
             left, right = states.view(batch, -1, 2, width).unbind(2)
             states = self.merge(left.reshape(-1, width), right.reshape(-1, width)).view(batch, -1, width)
         return states[:, 0]

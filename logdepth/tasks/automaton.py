@@ -75,12 +75,12 @@ class StringSampler:
     def __init__(self, automaton: Automaton, kinds: Sequence[Booleans]) -> None:
         """Create a sampler for `kinds`, a list of `[states]`."""
         self._automaton, self._ends = automaton, np.array(kinds, dtype=float)
-        self._ways, self._thresholds = self._count(1)
+        self._possible, self._thresholds = self._count(1)
 
     def possible(self, length: int) -> Booleans:
         """`[kinds]`: whether there are strings of this length."""
         self._prepare(length)
-        possible: Booleans = self._ways[length, :, 0] > 0
+        possible: Booleans = self._possible[length]
         return possible
 
     def draw(self, rng: Generator, kinds: Integers, length: int) -> Integers:
@@ -98,24 +98,24 @@ class StringSampler:
         return np.ascontiguousarray(tokens.T)
 
     def _prepare(self, length: int) -> None:
-        if length >= len(self._ways):
-            self._ways, self._thresholds = self._count(2 ** int(length).bit_length())
+        if length > len(self._thresholds):
+            self._possible, self._thresholds = self._count(2 ** (length - 1).bit_length())
 
-    def _count(self, length: int) -> tuple[Floats, Floats]:
-        """The tables for all lengths below `length` + 1.
+    def _count(self, length: int) -> tuple[Booleans, Floats]:
+        """The tables for all lengths up to `length`.
 
-        `[symbols left, kind, state]`: the number of ways to complete a string, scaled to at most 1.
-        `[symbols left after the next, next symbol except the last, kind · state]`: the probability that the next symbol
-        is this one or one before it.
+        `[length, kind]`: whether there are strings. `[symbols left after the next, next symbol except the last,
+        kind · state]`: the probability that the next symbol is this one or one before it.
         """
         table = self._automaton.table
-        ways = [self._ends]
-        thresholds = []
+        ways = self._ends  # [kind, state]: the number of ways to complete a string, scaled to at most 1
+        possible, thresholds = [ways[:, 0] > 0], []
         for _ in range(length):
-            up_to = ways[-1][:, table].cumsum(axis=-1)  # [kind, state, symbol]
+            up_to = ways[:, table].cumsum(axis=-1)  # [kind, state, symbol]
             total = up_to[..., -1:]
             share = np.divide(up_to, total, where=total > 0, out=np.zeros_like(up_to))[..., :-1]
             thresholds.append(share.reshape(-1, table.shape[1] - 1).T)
             most = total.max(axis=1)
-            ways.append(total[..., 0] / np.where(most > 0, most, 1))
-        return np.array(ways), np.array(thresholds)
+            ways = total[..., 0] / np.where(most > 0, most, 1)
+            possible.append(ways[:, 0] > 0)
+        return np.array(possible), np.array(thresholds)
