@@ -30,7 +30,8 @@ class EncoderConfig:
     """The operator ⊙ and its width, which is also that of the embedding."""
     remainder: Literal["zero", "fold"] = "zero"
     """What becomes of the last node of a level with an odd number. zero: it is merged with zeros, which are the left
-    operand, as in the paper's code. fold: it waits, and the tree is that of this library's scan."""
+    operand, as in the paper's code. fold: nodes over 1, 2, 4, … tokens are folded from left to right, as in this
+    library's scan."""
     dropout: float = 0.0
     """Dropout on leaves and on merged states."""
 

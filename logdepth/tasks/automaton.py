@@ -1,12 +1,15 @@
 """Finite automata: the states along strings, and random strings that end in given states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.random import Generator
 
 from logdepth.tasks.task import Booleans, Floats, Integers
+
+State = TypeVar("State", bound=Hashable)
 
 
 def chain(table: Integers, first: Integers, inputs: Integers) -> Integers:
@@ -28,6 +31,30 @@ class Automaton:
     answers: Integers
     """`[states]`: the answer to a string that ends in a state."""
 
+    names: Sequence[Hashable] = ()
+    """`[states]`: what each state stands for."""
+
+    @classmethod
+    def explore(
+        cls,
+        start: State,
+        num_symbols: int,
+        following: Callable[[State, int], State],
+        answer: Callable[[State], int],
+    ) -> "Automaton":
+        """The automaton of functions: the state after a state and a symbol, and the answer in a state."""
+        names = [start]
+        number = {start: 0}
+        table = []
+        for state in names:  # grows on the way
+            table.append([following(state, symbol) for symbol in range(num_symbols)])
+            for found in table[-1]:
+                if found not in number:
+                    number[found] = len(names)
+                    names.append(found)
+        numbers = np.array([[number[found] for found in row] for row in table])
+        return cls(table=numbers, answers=np.array([answer(state) for state in names]), names=tuple(names))
+
     @property
     def num_symbols(self) -> int:
         return len(self.table[0])
@@ -47,21 +74,22 @@ class Automaton:
     def change_one(self, rng: Generator, tokens: Integers, answer: int) -> tuple[Integers, Booleans]:
         """Strings that differ in one token and have `answer`, and which strings have such a neighbour; others stay.
 
-        All positions at which the change gives this answer are equally likely.
+        All neighbours with this answer are equally likely.
         """
         batch, length = tokens.shape
         rows = np.arange(batch)
-        changed = (tokens + rng.integers(1, self.num_symbols, size=tokens.shape)) % self.num_symbols
-        after = self.table[self.states(tokens)[:, :-1], changed]
+        changed = (tokens[..., None] + np.arange(1, self.num_symbols)) % self.num_symbols  # [batch, length, change]
+        after = self.table[self.states(tokens)[:, :-1, None], changed]
         leads = np.repeat((self.answers == answer)[None], batch, axis=0)  # [batch, state]: with the rest of the string
-        fits = np.empty((batch, length), dtype=bool)
+        fits = np.empty(changed.shape, dtype=bool)
         for t in reversed(range(length)):
-            fits[:, t] = leads[rows, after[:, t]]
+            fits[:, t] = np.take_along_axis(leads, after[:, t], axis=1)
             leads = np.take_along_axis(leads, self.table.T[tokens[:, t]], axis=1)
-        place = np.argmax(fits * (1 + rng.random(fits.shape)), axis=1)
-        found = fits[rows, place]
+        choice = (fits * (1 + rng.random(fits.shape))).reshape(batch, -1).argmax(axis=1)
+        found = fits.reshape(batch, -1)[rows, choice]
         result = tokens.copy()
-        result[rows[found], place[found]] = changed[rows[found], place[found]]
+        place = choice // (self.num_symbols - 1)
+        result[rows[found], place[found]] = changed.reshape(batch, -1)[rows[found], choice[found]]
         return result, found
 
 

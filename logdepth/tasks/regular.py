@@ -5,20 +5,18 @@ Tomita's languages and six of prefixes. Modular arithmetic that multiplies first
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import pi, sin
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 
 from logdepth.tasks.automaton import Automaton, StringSampler
 from logdepth.tasks.task import TEST_LENGTHS, TRAIN_LENGTHS, Booleans, Case, Examples, Integers, LengthTask
-
-State = TypeVar("State")
 
 MODULUS = 5
 PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
@@ -68,7 +66,7 @@ class Parity(_Regular):
     """Parity (Delétang et al., arXiv 2207.02098): class 1 if the number of ones is odd. Symbols are uniform bits."""
 
     def _automaton(self) -> Automaton:
-        return _make_automaton([0, 1], 2, lambda state, bit: state ^ bit, lambda state: state)
+        return Automaton.explore(0, 2, lambda state, bit: state ^ bit, lambda state: state)
 
     @property
     def chance(self) -> float:
@@ -83,9 +81,9 @@ class EvenPairs(_Regular):
     """
 
     def _automaton(self) -> Automaton:
-        states = [(), *product((0, 1), (0, 1))]
-        return _make_automaton(
-            states, 2, lambda state, bit: (state[0] if state else bit, bit), lambda state: int(len(set(state)) == 2)
+        start: tuple[int, ...] = ()
+        return Automaton.explore(
+            start, 2, lambda state, bit: (state[0] if state else bit, bit), lambda state: int(len(set(state)) == 2)
         )
 
     @property
@@ -101,9 +99,7 @@ class CycleNavigation(_Regular):
     """
 
     def _automaton(self) -> Automaton:
-        return _make_automaton(
-            list(range(MODULUS)), 3, lambda place, step: (place + step - 1) % MODULUS, lambda place: place
-        )
+        return Automaton.explore(0, 3, lambda place, step: (place + step - 1) % MODULUS, lambda place: place)
 
     @property
     def chance(self) -> float:
@@ -130,11 +126,8 @@ class ModularArithmetic(_Regular):
 
     def _automaton(self) -> Automaton:
         # The value is sum + term. From left to right, the sum is always 0. The last operator waits for its operand.
-        sums = range(MODULUS) if self.multiply_first else (0,)
-        states = [(0, 0, PLUS), *product(sums, range(MODULUS), (None, PLUS, MINUS, TIMES))]
-        return _make_automaton(
-            list(dict.fromkeys(states)), MODULUS + 3, self._next, lambda state: (state[0] + state[1]) % MODULUS
-        )
+        start: tuple[int, int, int | None] = (0, 0, PLUS)
+        return Automaton.explore(start, MODULUS + 3, self._next, lambda state: (state[0] + state[1]) % MODULUS)
 
     def _next(self, state: tuple[int, int, int | None], symbol: int) -> tuple[int, int, int | None]:
         total, term, operator = state
@@ -196,11 +189,11 @@ class PrefixSymbols(_Regular):
             )
 
     def _automaton(self) -> Automaton:
-        digits = range(self.alphabet)
-        states = [state for length in range(self.prefix + 1) for state in product(digits, repeat=length)]
-        number = {state: i for i, state in enumerate(product(digits, repeat=self.prefix))}
-        return _make_automaton(
-            states,
+        prefixes = product(range(self.alphabet), repeat=self.prefix)
+        number = {prefix: i for i, prefix in enumerate(prefixes)}
+        start: tuple[int, ...] = ()
+        return Automaton.explore(
+            start,
             self.alphabet,
             lambda state, symbol: (*state, symbol)[: self.prefix],
             lambda state: number.get(state, len(number)),
@@ -221,9 +214,9 @@ class _Membership(_Regular):
     """Is a string in a language? Class 1 if it is accepted, at the last position and for every beginning of it.
 
     Accepted and rejected strings are equally likely; where a length has only one of the two, all strings are of this
-    one. All accepted strings of a length are equally likely. A rejected string is of one of several kinds with equal
-    probability, and all strings of a kind are equally likely. Everywhere, two kinds exist: random strings, which are
-    drawn among all rejected ones, and near misses, which are accepted strings with one changed symbol.
+    one. Either is of one of several kinds with equal probability, among those that the length has, and all strings of a
+    kind are equally likely. One kind of accepted strings is all of them. Two kinds of rejected strings are all of them,
+    and near misses, which are accepted strings with one changed symbol.
 
     Beginnings of strings are not balanced. `chance` is that of all positions, in the limit of long strings, and
     `chance_at_end` that of whole strings. See also `balancing_weights`.
@@ -249,30 +242,37 @@ class _Membership(_Regular):
     def answer_text(self, answer: int) -> str:
         return ("no", "yes")[answer]
 
-    def _kinds(self) -> list[Booleans]:
-        """States in which strings end: accepted ones, all rejected ones, and further kinds of rejected ones."""
-        accepted = self.automaton.answers == 1
-        return [accepted, ~accepted]
+    def _accepted(self) -> list[Booleans]:
+        """Kinds of accepted strings, as sets of states in which they end; the first has all accepted strings."""
+        return [self.automaton.answers == 1]
+
+    def _rejected(self) -> list[Booleans]:
+        """Kinds of rejected strings likewise, besides changes of one symbol."""
+        return [self.automaton.answers == 0]
 
     @cached_property
     def _sampler(self) -> StringSampler:
-        return StringSampler(self.automaton, self._kinds())
+        return StringSampler(self.automaton, [*self._accepted(), *self._rejected()])
 
     def _strings(self, rng: Generator, batch: int, length: int) -> Integers:
-        possible = self._sampler.possible(length)
-        near_miss = len(possible)
-        rejected = [*np.flatnonzero(possible[1:]) + 1, *([near_miss] if possible[:2].all() else [])]
-        kinds = np.zeros(batch, dtype=np.int64)
-        if rejected:
-            is_rejected = rng.integers(2, size=batch).astype(bool) | ~possible[0]
-            kinds = np.where(is_rejected, rng.choice(rejected, size=batch), 0)
-        tokens = self._sampler.draw(rng, kinds % near_miss, length)
+        possible = np.flatnonzero(self._sampler.possible(length))
+        any_rejected, near_miss = len(self._accepted()), len(self._accepted()) + len(self._rejected())
+        accepted, rejected = possible[possible < any_rejected], possible[possible >= any_rejected]
+        if len(accepted) and len(rejected):
+            rejected = np.append(rejected, near_miss)
+        is_accepted = rng.integers(2, size=batch).astype(bool) if len(accepted) else np.zeros(batch, dtype=bool)
+        if not len(rejected):
+            is_accepted[:] = True
+        base = rng.choice(accepted, size=batch) if len(accepted) else np.zeros(batch, dtype=np.int64)
+        other = rng.choice(rejected, size=batch) if len(rejected) else base
+        is_near_miss = ~is_accepted & (other == near_miss)
+        tokens = self._sampler.draw(rng, np.where(is_accepted | is_near_miss, base, other), length)
 
-        missing = np.flatnonzero(kinds == near_miss)
+        missing = np.flatnonzero(is_near_miss)
         if len(missing):
             tokens[missing], found = self.automaton.change_one(rng, tokens[missing], answer=0)
             lost = missing[~found]  # no change of one symbol leaves the language
-            tokens[lost] = self._sampler.draw(rng, np.ones(len(lost), dtype=np.int64), length)
+            tokens[lost] = self._sampler.draw(rng, np.full(len(lost), any_rejected), length)
         return tokens
 
 
@@ -280,16 +280,18 @@ class _Membership(_Regular):
 class BoundedBrackets(_Membership):
     """The language D_n of the LDRU paper: balanced brackets of depth at most n. Symbol 0 opens and symbol 1 closes.
 
-    D_1 = (01)* and D_n = (0 D_{n−1} 1)*. Besides random strings and changes of one symbol, rejected strings are of two
-    more kinds:
+    D_1 = (01)* and D_n = (0 D_{n−1} 1)*. Besides random strings and changes of one symbol, rejected strings are of
+    three more kinds:
 
     - unclosed: without a violation, but with at least one open bracket at the end;
-    - one excursion: balanced, with exactly one bracket that opens at depth n or closes at depth 0, undone by the next
-      one. Counting symbols does not tell these from accepted strings.
+    - too deep: balanced, with exactly one bracket that opens at depth n; the next one closes it;
+    - too early: balanced, with exactly one bracket that closes at depth 0; the next one opens.
 
-    Odd lengths have no accepted string. As in the paper they are trained too, and all strings are rejected ones; test
-    lengths are even but for 41. The paper's rejected strings are random only, which for long strings means that their
-    numbers of symbols differ or that an early beginning is wrong.
+    Half of the accepted strings are drawn among those that reach depth n. In strings of 40 symbols a depth such as 12
+    is rare, so that random strings would not show what is accepted. The paper's accepted strings come from a random
+    walk, and its rejected ones are random only: in most long ones, the first symbols already are wrong.
+
+    Odd lengths have no accepted string. As in the paper, they are trained too. Test lengths are even, except 41.
 
     Accepted beginnings are rare: they end at depth 0.
     """
@@ -302,34 +304,38 @@ class BoundedBrackets(_Membership):
             raise ValueError(f"depth is {self.depth}: give at least 1")
 
     def _automaton(self) -> Automaton:
-        # (depth, excursions so far); the depth is −1 or n + 1 during an excursion. None: beyond repair.
-        within = range(self.depth + 1)
-        states = [*((depth, 0) for depth in within), *((depth, 1) for depth in range(-1, self.depth + 2)), None]
-        return _make_automaton(states, 2, self._next, lambda state: int(state == (0, 0)))
+        # A state is the depth, and what happened so far; None is beyond repair. A shallow string becomes deep at depth
+        # n. An excursion to −1 or n + 1 makes it too early or too deep.
+        start: tuple[int, str] | None = (0, "shallow")
+        return Automaton.explore(start, 2, self._next, lambda state: int(state in ((0, "shallow"), (0, "deep"))))
 
-    def _next(self, state: tuple[int, int] | None, symbol: int) -> tuple[int, int] | None:
+    def _next(self, state: tuple[int, str] | None, symbol: int) -> tuple[int, str] | None:
         if state is None:
             return None
-        depth, excursions = state
-        depth += 1 if symbol == OPEN else -1
-        if -1 <= depth <= self.depth + 1:
-            leaves = depth in (-1, self.depth + 1)
-            if excursions + leaves <= 1:
-                return depth, excursions + leaves
-        return None
+        depth, past = state[0] + (1 if symbol == OPEN else -1), state[1]
+        if 0 <= depth <= self.depth:
+            return depth, "deep" if past == "shallow" and depth == self.depth else past
+        if past in ("too early", "too deep"):
+            return None
+        return depth, "too early" if depth < 0 else "too deep"
 
-    def _kinds(self) -> list[Booleans]:
-        states = np.arange(len(self.automaton.answers))
-        unclosed = (states > 0) & (states <= self.depth)
-        one_excursion = states == self.depth + 2  # (0, 1)
-        return [*super()._kinds(), unclosed, one_excursion]
+    def _ends(self, depths: Sequence[int], *pasts: str) -> Booleans:
+        ends = set(product(depths, pasts))
+        return np.array([name in ends for name in self.automaton.names])
+
+    def _accepted(self) -> list[Booleans]:
+        return [*super()._accepted(), self._ends([0], "deep")]
+
+    def _rejected(self) -> list[Booleans]:
+        unclosed = self._ends(range(1, self.depth + 1), "shallow", "deep")
+        return [*super()._rejected(), unclosed, self._ends([0], "too deep"), self._ends([0], "too early")]
 
     @property
     def accepted_beginnings(self) -> float:
         """Three quarters of the share of depth 0 in a long accepted string, 2/(n + 2) · sin²(π/(n + 2)).
 
-        The share is that of the random walk that stays in 0 to n. Unclosed strings have it too; near misses and those
-        with one excursion have it up to a place that is uniform on average; random strings have it not.
+        The share is that of the random walk that stays in 0 to n. Unclosed strings have it too. Those that are too deep
+        or too early, and near misses, have half of it on average, and random strings nothing: 1/2 + 1/10 · (1 + 3/2).
         """
         return 1.5 / (self.depth + 2) * sin(pi / (self.depth + 2)) ** 2
 
@@ -392,12 +398,3 @@ class Tomita(_Membership):
     @property
     def accepted_beginnings(self) -> float:
         return TOMITA[self.number].accepted_beginnings
-
-
-def _make_automaton(
-    states: Sequence[State], num_symbols: int, following: Callable[[State, int], State], answer: Callable[[State], int]
-) -> Automaton:
-    """An automaton from functions of its states; the first one is the start."""
-    number = {state: i for i, state in enumerate(states)}
-    table = [[number[following(state, symbol)] for symbol in range(num_symbols)] for state in states]
-    return Automaton(table=np.array(table), answers=np.array([answer(state) for state in states]))
