@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from logdepth.data import CORPORA
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import RECIPES, recipe
 from logdepth.runs import RunConfig, RunFolder
+from logdepth.tasks import TASKS
 from logdepth.training import TrainState
 from tests.command_line import refused
 from tests.tiny_corpus import VOCAB, sentences
@@ -241,6 +243,67 @@ def test_corpora_are_listed_with_which_are_here(
     assert "Penn Treebank" in capsys.readouterr().out
 
 
+def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = answer(capsys, "tasks")
+    assert list(listed) == list(TASKS)
+    assert listed["d2"] == {
+        "family": "regular-languages",
+        "title": "D₂",
+        "symbols": 2,
+        "classes": 2,
+        "train": [str(length) for length in range(1, 41)],
+        "test": [str(case) for case in TASKS["d2"].test_cases],
+        "chance": pytest.approx(0.8125),
+        "chance_at_end": 0.5,
+    }
+    assert listed["mqar"]["train"] == ["64/4", "128/8", "256/16", "256/32", "256/64"]
+    assert main(["tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(TASKS)
+    assert re.split(r"  +", lines[1]) == [
+        "parity",
+        "regular-languages",
+        "Parity",
+        *"22",
+        "1–40",
+        "10–500",
+        "0.5",
+        "0.5",
+    ]
+
+
+def test_examples_of_a_task_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    made = answer(capsys, "tasks", "parity", "--length", "7", "--count", "4", "--seed", "5")
+    assert (made["task"], made["case"], len(made["examples"])) == ("parity", "7", 4)
+    for example in made["examples"]:
+        assert example["answers"] == [sum(example["tokens"][:end]) % 2 for end in range(1, 8)]
+    assert main(["tasks", "parity", "--length", "7", "--count", "4", "--seed", "5"]) == 0
+    head, *blocks = capsys.readouterr().out.split("\n\n")
+    assert head.startswith("parity: Parity (regular-languages), length 7")
+    shown = [[line.split() for line in block.splitlines()] for block in blocks]
+    assert shown == [
+        [["tokens", *map(str, one["tokens"])], ["answers", *map(str, one["answers"])]] for one in made["examples"]
+    ]
+
+    made = answer(capsys, "tasks", "mqar", "--length", "64/8", "--count", "1")
+    (example,) = made["examples"]
+    assert len(example["tokens"]) == 64
+    assert sum(one is not None for one in example["answers"]) == 8
+    assert main(["tasks", "mqar", "--length", "64/8", "--count", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    tokens = [word for line in lines if line.startswith("tokens") for word in line.split()[1:]]
+    answers = [word for line in lines if line.startswith("answers") for word in line.split()[1:]]
+    assert tokens == [str(token) for token in example["tokens"]]
+    assert answers == ["·" if one is None else str(one) for one in example["answers"]]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_prints_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", name]) == 0
+    assert capsys.readouterr().out.count("\n\ntokens") == 3
+
+
 def test_unknown_text_is_mentioned(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test.txt").write_text("the cat ☃ draws 漢字 .\n")
     assert main(["evaluate", str(trained), "--paths", str(tmp_path)]) == 0
@@ -343,6 +406,27 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("evaluate {run} --grid --contexts 3", "give --grid or --contexts, not both"),
         ("time pydocs-ar-grc --grid --contexts 3", "give --grid or --contexts, not both"),
         ("corpora --jsn", "unrecognized options: --jsn"),
+        ("tasks partiy", "there is no task 'partiy'; did you mean 'parity'?"),
+        ("tasks parity s5", "s5"),
+        ("tasks --seed 3", "--seed is for examples of one task; name the task, as in: logdepth tasks parity"),
+        ("tasks --length=3", "--length is for examples of one task"),
+        ("tasks parity --length 0", "parity: length is 0: an example has at least 1 symbol"),
+        ("tasks parity --length -3", "--length: expected tokens, such as 40, or tokens/items, such as 64/4; got '-3'"),
+        ("tasks parity --length x", "got 'x'"),
+        ("tasks parity --length 4/", "got '4/'"),
+        ("tasks parity --length ٣", "got '٣'"),
+        ("tasks parity --length 4/1", "parity: items is 1: the length says it all here, give 0"),
+        (
+            "tasks parity --length 100001 --count 1",
+            "--length and --count ask for more than 100,000 tokens; ask for fewer",
+        ),
+        ("tasks parity --count 0", "--count must be at least 1; got 0"),
+        ("tasks parity --count x", "--count: expected an integer; got 'x'"),
+        ("tasks parity --seed -1", "--seed must be at least 0; got -1"),
+        ("tasks mqar --length 64", "mqar: case 64 has 0 pairs of keys and values: ask for at least 1, as in 64/1"),
+        ("tasks mqar --length 64/17", "case 64/17 is too short: 17 pairs of keys and values take at least 68 tokens"),
+        ("tasks listops --length 3", "listops: length is 3: lists have 1 or 4 to 2000 symbols"),
+        ("tasks s5 --length 8/1", "s5: items is 1: give 0, or 1 where pairs are held out"),
         ("train pydocs-ar-grc --train.epochs 0", "epochs must be at least 1; got 0"),
         ("train pydocs-ar-grc --model.post-merge both", "invalid choice 'both'"),
         ("train pydocs-ar-grc --model.depth 0", "must be at least 1"),

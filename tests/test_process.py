@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
         "--help",
         "recipes",
         "corpora",
+        "tasks",
+        "tasks s5",
         "completion fish",
         *(f"{verb} --help" for verb in VERBS),
     ],
