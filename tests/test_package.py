@@ -20,6 +20,7 @@ EXAMPLES = (
     "docs/quickstart.md",
     "docs/your-own-model.md",
     "docs/memory.md",
+    "docs/tasks.md",
 )
 
 

@@ -1,5 +1,13 @@
 """What all tasks have in common: they are deterministic, within bounds, and listed."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -17,6 +25,8 @@ from logdepth.tasks import (
     tasks_of,
     training_batch,
 )
+
+ROOT = Path(__file__).parent.parent
 
 
 def same(left: Examples, right: Examples) -> bool:
@@ -121,7 +131,7 @@ def test_tasks_are_found_by_name_and_family() -> None:
         task("partiy")
     with pytest.raises(UserError, match="there is no family of tasks 'group'; did you mean 'groups'"):
         tasks_of("group")
-    assert [name for family in FAMILIES for name in tasks_of(family)] == list(TASKS)
+    assert sorted(name for family in FAMILIES for name in tasks_of(family)) == sorted(TASKS)
     titles = [one.title for one in TASKS.values()]
     assert len(set(titles)) == len(titles)
     for name in TASKS:
@@ -134,3 +144,34 @@ def test_sixty_four_thousand_tokens_are_made(name: str) -> None:
     length = 65536 if name in ("s5", "mqar") else 8192
     examples = TASKS[name].sample(np.random.default_rng(0), 1, Case(length, 256 if name == "mqar" else 0))
     assert examples.tokens.shape[1] >= length
+
+
+def test_a_new_task_is_one_file_and_one_entry(tmp_path: Path) -> None:
+    """docs/tasks.md, followed to the letter in a copy of the project; the tests of the verb are left out, to be quick."""
+    document = (ROOT / "docs" / "tasks.md").read_text()
+    ((file, code),) = re.findall(r'```python title="(\S+)"\n(.*?)    ```', document, flags=re.DOTALL)
+    ((table, listed, entry, name, kind),) = re.findall(
+        r'\*\*One entry\*\* in `(\w+)` \(`(\S+)`\): `("(\w+)": (\w+)\(.*?\))`', document
+    )
+    for part in ("logdepth", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / file).write_text(textwrap.dedent(code))
+    module = file.removesuffix(".py").replace("/", ".")
+    text = (tmp_path / listed).read_text()
+    text = text.replace("from logdepth.tasks.task", f"from {module} import {kind}\nfrom logdepth.tasks.task", 1)
+    text, entered = re.subn(rf"^({table}: .* = {{)$", rf"\1\n    {entry},", text, flags=re.MULTILINE)
+    assert entered == 1
+    (tmp_path / listed).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "0", "-k", name, "tests/test_tasks.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 4

@@ -59,7 +59,7 @@ class BracketArithmetic(_ContextFree):
     def token_text(self, token: int) -> str:
         return "01234+−×()"[token]
 
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         # Rows lie one after the other in flat arrays. All expressions of one depth are drawn at once, outermost first.
         tokens = np.empty(batch * length, dtype=np.int64)
         values = np.empty_like(tokens)  # of the expression that starts at a position
@@ -129,7 +129,7 @@ class ReverseString(_ContextFree):
     def token_text(self, token: int) -> str:
         return str(token) if token < self.num_letters else "?"
 
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         letters = rng.integers(self.num_letters, size=(batch, length))
         return _ask_after(letters, letters[:, ::-1], blank=self.num_letters)
 
@@ -170,7 +170,7 @@ class BucketSort(_ContextFree):
     def token_text(self, token: int) -> str:
         return str(token) if token < self.num_letters else "?"
 
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         letters = rng.integers(self.num_letters, size=(batch, length))
         return _ask_after(letters, np.sort(letters, axis=1), blank=self.num_letters)
 
@@ -206,7 +206,7 @@ class StackManipulation(_ContextFree):
     def answer_text(self, answer: int) -> str:
         return ("0", "1", "end")[answer]
 
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         num_initial = rng.integers(1, max(length, 2), size=(batch, 1))
         initial = rng.integers(2, size=(batch, length))
         actions = rng.integers(POP, PUSH_1 + 1, size=(batch, length))

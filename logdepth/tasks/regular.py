@@ -52,7 +52,7 @@ class _Regular(LengthTask):
     def num_classes(self) -> int:
         return self.automaton.num_answers
 
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         tokens = self._strings(rng, batch, length)
         return Examples(tokens, self.automaton.answer(tokens), np.ones(tokens.shape, dtype=bool))
 

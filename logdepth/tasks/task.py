@@ -115,10 +115,10 @@ class LengthTask(Task):
             raise ValueError(f"length is {case.length}: an example has at least 1 symbol")
         if case.items:
             raise ValueError(f"items is {case.items}: the length says it all here, give 0")
-        return self._sample(rng, batch, case.length)
+        return self.draw(rng, batch, case.length)
 
     @abstractmethod
-    def _sample(self, rng: Generator, batch: int, length: int) -> Examples:
+    def draw(self, rng: Generator, batch: int, length: int) -> Examples:
         """Draw examples of a length of at least 1."""
 
 
