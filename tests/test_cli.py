@@ -298,6 +298,14 @@ def test_examples_of_a_task_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert answers == ["·" if one is None else str(one) for one in example["answers"]]
 
 
+def test_the_document_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text()
+    shown = re.search(r"    \$ logdepth (.*)\n((?:    .*\n|\n)*)", document)
+    assert shown is not None
+    assert main(shown[1].split()) == 0
+    assert capsys.readouterr().out.split() == shown[2].split()
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_prints_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", name]) == 0

@@ -247,32 +247,33 @@ class _Membership(_Regular):
         return [self.automaton.answers == 1]
 
     def _rejected(self) -> list[Booleans]:
-        """Kinds of rejected strings likewise, besides changes of one symbol."""
+        """Kinds of rejected strings likewise, besides changes of one symbol; the first has all rejected strings."""
         return [self.automaton.answers == 0]
 
     @cached_property
-    def _sampler(self) -> StringSampler:
-        return StringSampler(self.automaton, [*self._accepted(), *self._rejected()])
+    def _sampler(self) -> tuple[StringSampler, int]:
+        """A sampler of all kinds, the accepted ones first, and their number."""
+        accepted = self._accepted()
+        return StringSampler(self.automaton, [*accepted, *self._rejected()]), len(accepted)
 
     def _strings(self, rng: Generator, batch: int, length: int) -> Integers:
-        possible = np.flatnonzero(self._sampler.possible(length))
-        any_rejected, near_miss = len(self._accepted()), len(self._accepted()) + len(self._rejected())
-        accepted, rejected = possible[possible < any_rejected], possible[possible >= any_rejected]
-        if len(accepted) and len(rejected):
-            rejected = np.append(rejected, near_miss)
-        is_accepted = rng.integers(2, size=batch).astype(bool) if len(accepted) else np.zeros(batch, dtype=bool)
-        if not len(rejected):
-            is_accepted[:] = True
-        base = rng.choice(accepted, size=batch) if len(accepted) else np.zeros(batch, dtype=np.int64)
-        other = rng.choice(rejected, size=batch) if len(rejected) else base
-        is_near_miss = ~is_accepted & (other == near_miss)
-        tokens = self._sampler.draw(rng, np.where(is_accepted | is_near_miss, base, other), length)
+        sampler, num_accepted = self._sampler
+        possible = sampler.possible(length)
+        accepted = np.flatnonzero(possible[:num_accepted])
+        rejected = num_accepted + np.flatnonzero(possible[num_accepted:])
+        if not (len(accepted) and len(rejected)):
+            return sampler.draw(rng, rng.choice([*accepted, *rejected], size=batch), length)
 
-        missing = np.flatnonzero(is_near_miss)
+        near_miss = len(possible)  # one more kind: accepted, then changed
+        is_rejected = rng.integers(2, size=batch).astype(bool)
+        kinds = np.where(is_rejected, rng.choice([*rejected, near_miss], size=batch), rng.choice(accepted, size=batch))
+        missing = np.flatnonzero(kinds == near_miss)
+        kinds[missing] = rng.choice(accepted, size=len(missing))
+        tokens = sampler.draw(rng, kinds, length)
         if len(missing):
             tokens[missing], found = self.automaton.change_one(rng, tokens[missing], answer=0)
             lost = missing[~found]  # no change of one symbol leaves the language
-            tokens[lost] = self._sampler.draw(rng, np.full(len(lost), any_rejected), length)
+            tokens[lost] = sampler.draw(rng, np.full(len(lost), num_accepted), length)
         return tokens
 
 
@@ -289,7 +290,7 @@ class BoundedBrackets(_Membership):
 
     Half of the accepted strings are drawn among those that reach depth n. In strings of 40 symbols a depth such as 12
     is rare, so that random strings would not show what is accepted. The paper's accepted strings come from a random
-    walk, and its rejected ones are random only: in most long ones, the first symbols already are wrong.
+    walk, and its rejected ones are random only: most long ones go wrong within a few symbols.
 
     Odd lengths have no accepted string. As in the paper, they are trained too. Test lengths are even, except 41.
 
@@ -380,7 +381,7 @@ class Tomita(_Membership):
     6: the number of zeros minus that of ones is divisible by 3. 7: 0*1*0*1*.
 
     Of long random strings, nearly all are rejected by 3, 4 and 7; all languages are drawn as `_Membership` says. Odd
-    lengths have no accepted string in language 5; lengths of 1 have no rejected string in 3, 4 and 7.
+    lengths have no accepted string in language 5. Lengths below 2, 3 and 4 have no rejected string in 3, 4 and 7.
     """
 
     number: int
