@@ -124,7 +124,8 @@ def _rows(examples: Examples) -> Iterator[tuple[list[int], list[int | None]]]:
 
 
 def _print(name: str, chosen: Task, case: Case, examples: Examples) -> None:
-    print(f"{name}: {chosen.title} ({chosen.family}), length {case}; · where no answer is asked")
+    note = "" if examples.mask.all() else "; · where no answer is asked"
+    print(f"{name}: {chosen.title} ({chosen.family}), length {case}{note}")
     for tokens, answers in _rows(examples):
         token_texts = [chosen.token_text(token) for token in tokens]
         answer_texts = ["·" if answer is None else chosen.answer_text(answer) for answer in answers]
