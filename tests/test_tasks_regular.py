@@ -170,6 +170,13 @@ def test_short_brackets_are_of_the_kinds_that_exist() -> None:
         assert ("deep" in kinds, "too deep" in kinds) == (expected, length == 26), length
 
 
+def test_brackets_of_odd_lengths_are_unclosed_or_random() -> None:
+    rows = BoundedBrackets(title="D", depth=3).sample(np.random.default_rng(0), 1000, Case(41)).tokens.tolist()
+    counts = Counter(kind(row, 3) for row in rows)
+    assert set(counts) == {"unclosed", "other"}
+    assert min(counts.values()) > 400
+
+
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
 def test_rejected_strings_of_tomita_are_near_misses_and_random(number: int) -> None:
     tokens = Tomita(title="T", number=number).sample(np.random.default_rng(0), 240, Case(40)).tokens.tolist()
