@@ -29,7 +29,10 @@ RULE = re.compile(r"[-+─╭╮╰╯ ]*")
 
 PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--train.init-from")
 """Flags whose values may look like the name of a recipe or a corpus."""
-LIST_FLAGS = ("--model.blocks", "--data.paths", "--paths", "--contexts", "--models", "--seeds", "--others", "--space")
+LIST_FLAGS = tuple(
+    f"--{one}"
+    for one in ["model.blocks", "data.paths", "paths", "contexts", "models", "tasks", "seeds", "others", "space"]
+)
 """Flags that take several values."""
 CLEARER_MESSAGES = {
     r"([Uu]nrecognized options: --model\.blocks)\b.*": r"\1; only hybrids and the architectures on webmix have it",

@@ -8,7 +8,9 @@ from typing import Annotated
 import tyro
 
 from logdepth.cli.parsing import parse
-from logdepth.report import write_report
+from logdepth.drawing import require_matplotlib
+from logdepth.report import write_report, write_task_report
+from logdepth.solving import holds_task_results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +23,9 @@ class ReportCommand:
 
 def run(arguments: Sequence[str]) -> int:
     command = parse(ReportCommand, arguments, "report")
-    print(write_report(command.study))
+    if holds_task_results(command.study / "results"):
+        require_matplotlib()
+        print(write_task_report(command.study).page)
+    else:
+        print(write_report(command.study))
     return 0

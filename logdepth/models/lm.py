@@ -137,7 +137,7 @@ class LM(LanguageModel):
         check_tokens(tokens, packed=False)
         if len(tokens) != len(state.lengths):
             raise ValueError(f"tokens have {len(tokens)} rows, but the state has {len(state.lengths)}")
-        features, after = self._continued(tokens, state, lengths)
+        features, after = self.continued(tokens, state, lengths)
         return self.logits(features), after
 
     def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
@@ -150,7 +150,7 @@ class LM(LanguageModel):
         if state is None:
             features, after = self.features(tokens, cu_seqlens=cu_seqlens), None
         else:
-            features, after = self._continued(tokens, state)
+            features, after = self.continued(tokens, state)
         losses = losses_of_tokens(features.flatten(0, -2), self.head_weight, targets.flatten())
         return losses.view(targets.shape), after
 
@@ -179,8 +179,8 @@ class LM(LanguageModel):
             features: Tensor = self.output_dropout(x)
         return features, tuple(after)
 
-    def _continued(self, tokens: Tokens, state: LMState, lengths: LengthsLike | None = None) -> tuple[Tensor, LMState]:
-        """What the head reads of further tokens, and the state after them."""
+    def continued(self, tokens: Tokens, state: LMState, lengths: LengthsLike | None = None) -> tuple[Tensor, LMState]:
+        """What the head reads at every further token, and the state after them."""
         layout = Layout(tokens.shape, lengths=lengths, absorbed=state.lengths.numpy())
         features, blocks = self.run(tokens, state.blocks, layout)
         return features, LMState(blocks, torch.from_numpy(layout.lengths_after))

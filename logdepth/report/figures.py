@@ -61,7 +61,7 @@ def side_by_side(panels: "Mapping[str, Callable[[Axes], None]]") -> "Figure":
     for one, (title, draw) in zip(axes, panels.items(), strict=True):
         draw(one)
         one.set_title(title)
-    _legend_below(figure, columns=2 * len(panels))
+    legend_below(figure, columns=2 * len(panels))
     return figure
 
 
@@ -135,11 +135,11 @@ def _single(title: str, draw: "Callable[[Axes], None]") -> "Figure":
     figure, (axes,) = new_figure()
     draw(axes)
     axes.set_title(title)
-    _legend_below(figure, columns=2)
+    legend_below(figure, columns=2)
     return figure
 
 
-def _legend_below(figure: "Figure", columns: int) -> None:
+def legend_below(figure: "Figure", columns: int) -> None:
     """Place one legend below the panels, with each model once."""
     named = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)

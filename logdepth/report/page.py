@@ -19,27 +19,73 @@ if TYPE_CHECKING:
 
 def page(results: Results, tables: Sequence[Table], figures: "Mapping[str, tuple[str, Figure]]") -> str:
     """Return the page's HTML."""
-    template = resources.files("logdepth.report").joinpath("page.html").read_text(encoding="utf-8")
-    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     runs, timings = results
     corpus = runs[0].data.corpus if runs else timings[0].corpus
-    return jinja.from_string(template).render(
-        corpus=corpus,
-        caveat=caveat(runs) if runs else "",
+    configs = {
+        title_of(row): json.dumps(to_dict(seeds[0].config), indent=2, ensure_ascii=False)
+        for row, seeds in by_row(runs).items()
+    }
+    return rendered(
+        name=corpus,
+        heading=f"Log-depth recurrent language models on {corpus}",
+        summary=caveat(runs) if runs else "",
         tables=tables,
-        figures=[
-            {"name": name, "caption": caption, "svg": as_svg(figure, name, caption)}
-            for name, (caption, figure) in figures.items()
-            if name != "overview"  # it repeats two of the figures
-        ],
+        drawn={name: one for name, one in figures.items() if name != "overview"},  # it repeats two of the figures
         samples=[_sample(row, seeds[0]) for row, seeds in by_row(runs).items()],
-        configs=[
-            {"title": title_of(row), "json": json.dumps(to_dict(seeds[0].config), indent=2, ensure_ascii=False)}
-            for row, seeds in by_row(runs).items()
-        ],
+        configs=configs,
         environments=_environments(results),
         commands=sorted({run.made.command for run in runs} | {timing.made for timing in timings}),
         data=to_dict(runs[0].data) if runs else {},
+        runs=runs,
+    )
+
+
+def rendered(
+    *,
+    name: str,
+    heading: str,
+    summary: str,
+    tables: Sequence[Table],
+    drawn: "Mapping[str, tuple[str, Figure]]",
+    configs: Mapping[str, str],
+    environments: Sequence[Mapping[str, Any]],
+    commands: Sequence[str],
+    samples: Sequence[Mapping[str, Any]] = (),
+    data: Mapping[str, Any] | None = None,
+    runs: Sequence[RunResult] = (),
+) -> str:
+    """Return the HTML of a study's page.
+
+    Args:
+        name: name of the study, for the title of the window.
+        heading: title of the page.
+        summary: what a reader must know before comparing numbers.
+        tables: the tables to show.
+        drawn: figures by name, each with its caption.
+        configs: configs as JSON, by title.
+        environments: versions and devices of the runs.
+        commands: the commands that made the results.
+        samples: generated texts of language models.
+        data: facts about the text of a corpus.
+        runs: runs to list.
+    """
+    template = resources.files("logdepth.report").joinpath("page.html").read_text(encoding="utf-8")
+    jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    figures = [
+        {"name": name, "caption": caption, "svg": as_svg(figure, name, caption)}
+        for name, (caption, figure) in drawn.items()
+    ]
+    return jinja.from_string(template).render(
+        name=name,
+        heading=heading,
+        summary=summary,
+        tables=tables,
+        figures=figures,
+        samples=samples,
+        configs=[{"title": title, "json": text} for title, text in configs.items()],
+        environments=environments,
+        commands=commands,
+        data=data or {},
         runs=runs,
     )
 

@@ -1,7 +1,8 @@
 """Write a report: tables in four formats, figures in two, and one HTML page that contains everything."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from logdepth.atomic import write_text
 from logdepth.drawing import can_draw, require_matplotlib, save
@@ -11,6 +12,9 @@ from logdepth.report.figures import figures
 from logdepth.report.page import page
 from logdepth.report.table import FORMATS, Table
 from logdepth.results import Results, read_results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Report(NamedTuple):
@@ -25,17 +29,34 @@ def write_available(folder: Path) -> Report:
     """Write a study's tables/ from its results/; if matplotlib is installed, also figures/ and report.html."""
     results = _results(folder)
     made = tables(results)
+    return write_parts(folder, made, lambda: figures(results), lambda drawn: page(results, made, drawn))
+
+
+def write_parts(
+    folder: Path,
+    made: list[Table],
+    draw: "Callable[[], Mapping[str, tuple[str, Figure]]]",
+    render: "Callable[[Mapping[str, tuple[str, Figure]]], str]",
+) -> Report:
+    """Write tables, and if matplotlib is installed also figures and the page that contains everything.
+
+    Args:
+        folder: the folder of the study.
+        made: its tables.
+        draw: draws its figures, each with a caption and by its name.
+        render: makes the page from the figures.
+    """
     for table in made:
         for suffix, written in FORMATS.items():
             write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
     _remove_others(folder / "tables", {f"{table.name}.{suffix}" for table in made for suffix in FORMATS})
     if not can_draw():
         return Report(made, None)
-    drawn = figures(results)
+    drawn = draw()
     for name, (_, figure) in drawn.items():
         save(figure, folder / "figures" / name)
     _remove_others(folder / "figures", {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "png")})
-    write_text(folder / "report.html", page(results, made, drawn))
+    write_text(folder / "report.html", render(drawn))
     return Report(made, folder / "report.html")
 
 

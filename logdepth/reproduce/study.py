@@ -11,6 +11,7 @@ from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.recipes import changes_in, recipe, rows_of_study
 from logdepth.runs import RunConfig
+from logdepth.tasks import FAMILIES
 from logdepth.training import with_absolute_paths
 
 SMALL_CONTEXTS = (32, 64, 128, 256, 512, 1024)
@@ -81,7 +82,8 @@ def study_of(
         compiled: set `TrainConfig.compile` for all models.
     """
     if name not in (*CORPORA, "architectures"):
-        raise UserError(f"there is no corpus or study '{name}'{did_you_mean(name, [*CORPORA, 'architectures'])}")
+        known = [*CORPORA, "architectures", *FAMILIES]  # the studies of tasks are asked for in the same way
+        raise UserError(f"there is no corpus or study '{name}'{did_you_mean(name, known)}")
     corpus, of_study = rows_of_study(name)
     rows = {row: recipe(f"{corpus}-{row}") for row in of_study}
     for model in models:

@@ -17,9 +17,10 @@ class Interrupted(BaseException):
     It is no Exception: a compiler that a signal interrupts must not take it for an error of its own.
     """
 
-    def __init__(self, step: int, signal_number: int | None) -> None:
-        by = "" if signal_number is None else f"by {signal.Signals(signal_number).name} "
-        super().__init__(f"stopped {by}at step {step}")
+    def __init__(self, step: int | None, signal_number: int | None) -> None:
+        by = "" if signal_number is None else f" by {signal.Signals(signal_number).name}"
+        at = "" if step is None else f" at step {step}"
+        super().__init__(f"stopped{by}{at}")
         self.step = step
         self.signal_number = signal_number
 

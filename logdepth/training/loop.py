@@ -163,7 +163,7 @@ class Trainer:
         train, step = self.config.train, self.state.step
         rate = learning_rate(train, step, self.total_steps)
         windows = self._windows(step)
-        torch.manual_seed(_seed_of(self.config.seed, step))  # dropout too depends only on the seed and the step
+        torch.manual_seed(seed_of_step(self.config.seed, step))  # dropout too depends only on the seed and the step
         if self.captured is None:
             loss, norm = self.training_step(windows, rate)
         else:
@@ -283,7 +283,8 @@ def batches_of(config: RunConfig, store: TokenStore, *, rank: int = 0, world_siz
     )
 
 
-def _seed_of(seed: int, step: int) -> int:
+def seed_of_step(seed: int, step: int) -> int:
+    """The seed of torch's generator in a step, for dropout."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
 
 

@@ -1,6 +1,7 @@
 """The optimizer of a model, its learning rate at each step, and its state by parameter name."""
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,23 @@ from logdepth.training.muon import Muon
 
 FLOOR = 1e-3
 """The learning rate at the end of the schedule, as a share of its peak."""
+
+
+class OptimizerConfig(Protocol):
+    """The fields of a config that an optimizer reads; `TrainConfig` documents them."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, ...]: ...
+    @property
+    def muon_learning_rate(self) -> float | None: ...
+    @property
+    def muon_momentum(self) -> float: ...
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
@@ -29,12 +47,12 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
 
 
 class ModelOptimizer:
-    """AdamW for all weights of a model, or Muon for its hidden matrices and AdamW for the others.
+    """AdamW or AMSGrad for all weights of a model, or Muon for its hidden matrices and AdamW for the others.
 
     Weights with two dimensions or more decay; vectors do not.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.model = model
         matrices = hidden_matrices(model) if config.optimizer == "muon" else []
         by_muon = set(matrices)
@@ -44,7 +62,8 @@ class ModelOptimizer:
             {"params": [one for one in others if one.ndim < 2], "weight_decay": 0.0},
         ]
         betas = (config.betas[0], config.betas[1])
-        self.adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+        amsgrad = config.optimizer == "amsgrad"
+        self.adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True, amsgrad=amsgrad)
         self.muon: Muon | None = None
         if matrices:
             self.muon = Muon(

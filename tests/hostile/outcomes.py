@@ -81,7 +81,7 @@ def judged(said: Said, verb: str) -> tuple[str, str]:
     if said.code == 2:
         others = [line for line in lines[:-1] if not INFORMATION.fullmatch(line)]
         shown = verb if verb.isprintable() else verb.encode("unicode_escape").decode()
-        if not lines or not lines[-1].startswith(f"logdepth {shown}: ") or others:
+        if not lines or not lines[-1].startswith(f"{f'logdepth {shown}'.strip()}: ") or others:
             return MESSY, f"exit code 2, stderr {lines[-4:]}"
         return REFUSED, lines[-1]
     return DONE, f"exit code {said.code}"

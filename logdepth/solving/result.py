@@ -1,0 +1,117 @@
+"""Result files of tasks: one JSON file per run, with a checksum. Tables and figures are made from these files only."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from logdepth.atomic import read_json, write_json
+from logdepth.checksums import seal, unseal
+from logdepth.config import from_dict, to_dict
+from logdepth.errors import UserError
+from logdepth.solving.accuracy import Accuracy, beyond
+from logdepth.tasks import task as task_named
+
+VERSION = 1
+REMEDY = "remove it and run the `logdepth reproduce` command that made it again"
+SOLVED = 0.999
+"""Score from which a run counts as having solved its task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """What one run on a task measured."""
+
+    version: int = VERSION
+    """Version of the format."""
+    solver: str
+    """Name of the model in SOLVERS."""
+    config: dict[str, Any]
+    """The config of the run: a TaskRunConfig as JSON."""
+    parameters: int
+    """Number of parameters of the model."""
+    steps: int
+    """Number of training steps."""
+    finished: str
+    """Why training ended."""
+    curve: tuple[tuple[float, ...], ...]
+    """Per check: step, training loss and accuracy, number of training cases, lowest accuracy beyond training."""
+    test: tuple[Accuracy, ...]
+    """Right answers in each test case."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Versions and device."""
+    command: str = ""
+    """The command that made the file."""
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version} cannot be read, only {VERSION}")
+        if self.parameters < 1 or self.steps < 1 or not self.test:
+            raise ValueError("parameters and steps must be at least 1, and there must be a test")
+        if any(len(point) != 5 or not all(map(math.isfinite, point)) for point in self.curve):
+            raise ValueError("each point of curve must be five finite numbers")
+        if not {"task", "seed"} <= self.config.keys():
+            raise ValueError("config must have a task and a seed")
+        known = set(task_named(self.task).test_cases)
+        if {one.case for one in self.test} - known or len({one.case for one in self.test}) < len(self.test):
+            raise ValueError(f"test must be different test cases of {self.task}")
+
+    @property
+    def task(self) -> str:
+        return str(self.config["task"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.solver}-{self.seed}"
+
+    @property
+    def score(self) -> float:
+        """Mean accuracy over the test cases that are longer, or have more items, than all of training."""
+        cases = set(beyond(task_named(self.task), [one.case for one in self.test]))
+        found = [one.accuracy for one in self.test if one.case in cases]
+        return sum(found) / len(found) if found else math.nan
+
+    @property
+    def is_solved(self) -> bool:
+        return self.score >= SOLVED
+
+
+def percent(share: float) -> str:
+    """A share in per cent that is never rounded up to 100."""
+    if not math.isfinite(share):
+        return "–"
+    return "100" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f}"
+
+
+def write_task_result(folder: Path, result: TaskResult) -> Path:
+    """Write a result file into a folder; return its path."""
+    path = folder / f"{result.name}.json"
+    write_json(path, seal(to_dict(result)))
+    return path
+
+
+def read_task_result(path: Path) -> TaskResult:
+    """Read a result file. Raise a UserError if it is damaged, edited or named for another run."""
+    saved = read_json(path)
+    if not isinstance(saved, dict):
+        raise UserError(f"{path} is not a result file of a task; {REMEDY}")
+    result = from_dict(TaskResult, unseal(saved, path, REMEDY, required=True), str(path))
+    if path.stem != result.name:
+        raise UserError(f"{path} holds the result of {result.name}; give it that name")
+    return result
+
+
+def read_task_results(folder: Path) -> list[TaskResult]:
+    """Read all result files in a folder."""
+    return [read_task_result(path) for path in sorted(folder.glob("*.json"))]
+
+
+def holds_task_results(folder: Path) -> bool:
+    """Whether the first result file in a folder is one of a task."""
+    first = next(iter(sorted(folder.glob("*.json"))), None)
+    saved = None if first is None else read_json(first)
+    return isinstance(saved, dict) and "solver" in saved

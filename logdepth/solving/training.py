@@ -1,0 +1,288 @@
+"""Training of a solver on a task. It resumes bit-for-bit: a step depends on the weights before it, seed and number.
+
+The folder of a run has its config and one checkpoint, which is also where the trained weights are.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from logdepth.acceleration import kernels_as_asked
+from logdepth.atomic import read_json, write_json
+from logdepth.capture import Captured
+from logdepth.checksums import checksum_of, seal, unseal
+from logdepth.config import from_dict, to_dict
+from logdepth.errors import UserError
+from logdepth.ops.cross_entropy import IGNORED
+from logdepth.ops.precision import arithmetic
+from logdepth.runs import device_named
+from logdepth.runs.tensors import load_tensors, save_tensors
+from logdepth.solving.accuracy import CHECK_SEQUENCES, CHECKS, beyond, measure_case
+from logdepth.solving.config import TaskRunConfig, TaskTrainConfig, refuse_change
+from logdepth.solving.solver import Questions, Solver, build_solver
+from logdepth.tasks import Case, Examples, Task
+from logdepth.tasks import task as task_named
+from logdepth.training import DivergedError, ModelOptimizer, repeatable, seed_of_step
+
+FLOOR = 1e-3
+"""The learning rate at the end of a cosine, as a share of its peak."""
+WINDOW = 20
+"""Number of steps over which the accuracy of the curriculum is taken, and after which losses are read."""
+CHECKED_LENGTH = 1024
+"""Longest test case that checks during training cover, unless training itself is nearly as long."""
+REMEDY = "remove this folder to train the run again"
+
+
+@dataclass
+class SolverState:
+    """How far a training is. Checkpoints hold these fields by their names."""
+
+    step: int = 0
+    """Number of completed steps."""
+    num_cases: int = 0
+    """Number of training cases that the curriculum has reached; 0 before the first step."""
+    solved_checks: int = 0
+    """Number of checks in a row at which the task was solved."""
+    finished: str | None = None
+    """Why training ended; None while it goes on."""
+    seconds: float = 0.0
+    """Time spent in training."""
+    curve: list[list[float]] = field(default_factory=list)
+    """Per check: step, training loss and accuracy since the last check, number of cases, lowest accuracy checked."""
+    pending: list[list[float]] = field(default_factory=list)
+    """Loss and accuracy of the steps since the last check."""
+    recent: list[float] = field(default_factory=list)
+    """Accuracy of the steps since the curriculum last looked."""
+
+
+def examples_at(task: Task, config: TaskTrainConfig, seed: int, step: int, num_cases: int) -> Examples:
+    """The examples of a training step, of one case drawn from the first `num_cases`."""
+    rng = np.random.default_rng([seed, 0, step])
+    case = task.train_cases[int(rng.integers(num_cases))]
+    batch = config.batch_size if config.batch_tokens is None else max(1, config.batch_tokens // case.length)
+    return task.sample(rng, batch, case)
+
+
+def learning_rate(config: TaskTrainConfig, step: int) -> float:
+    """The learning rate of a step, counted from 0."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    place = (step - config.warmup_steps) / max(1, config.steps - 1 - config.warmup_steps)
+    return config.learning_rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, place))))
+
+
+class SolverStep:
+    """One optimizer step. Its GPU work depends only on the shapes of the questions, so a CUDA graph can capture it."""
+
+    def __init__(self, model: Solver, optimizer: ModelOptimizer, config: TaskTrainConfig) -> None:
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.parameters = list(model.parameters())
+
+    def __call__(
+        self, tokens: Tensor, targets: Tensor, rate: float | Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Trains on a batch; returns its mean loss and the share of right answers."""
+        self.optimizer.zero_grad()
+        with arithmetic(self.config.precision, tokens.device):
+            logits = self.model(tokens, places)
+        loss = F.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        right = (logits.detach().argmax(-1) == targets).sum() / (targets != IGNORED).sum()
+        return loss.detach(), right
+
+    def captured(self, tokens: Tensor, targets: Tensor, rate: Tensor, *places: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with tensors by position, as graphs need them."""
+        return self(tokens, targets, rate, *places)
+
+
+class SolverTrainer:
+    """Trains one solver, from the checkpoint in its folder if there is one.
+
+    Args:
+        config: the run.
+        folder: where its checkpoint is kept.
+        on_step: called after each step with the number of completed steps.
+        must_stop: asked after each step; if true, training is saved and returns unfinished.
+        on_line: called with a line for the user.
+    """
+
+    def __init__(
+        self,
+        config: TaskRunConfig,
+        folder: Path,
+        *,
+        on_step: Callable[[int], None] = lambda _: None,
+        must_stop: Callable[[], bool] = lambda: False,
+        on_line: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.config, self.folder, self.task = config, folder, task_named(config.task)
+        self.on_step, self.must_stop, self.on_line = on_step, must_stop, on_line
+        self.device = device_named(config.train.device)
+        if config.train.threads is not None:
+            torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.seed)
+        self.model = build_solver(self.task, config.solver).to(self.device)
+        self.optimizer = ModelOptimizer(self.model, config.train)
+        self.state = SolverState(num_cases=len(self.task.train_cases) if config.train.curriculum is None else 1)
+        longest = max(CHECKED_LENGTH, 4 * max(case.length for case in self.task.train_cases))
+        self.checked = [case for case in beyond(self.task, self.task.test_cases) if case.length <= longest]
+        """The cases that decide whether the task is solved."""
+        step = SolverStep(self.model, self.optimizer, config.train)
+        self.step: Callable[..., tuple[Tensor, Tensor]] = step
+        self.graphs: Captured | None = None
+        if config.train.accelerate and self.device.type == "cuda":
+            self.graphs = Captured(
+                step.captured,
+                max_graphs=4 * len(self.task.train_cases),
+                clone=True,
+                changes=self.model.parameters(),
+                on_warning=on_line,
+            )
+        self.saved_config = to_dict(config)
+        """The config in the folder, whose fields of the machine may differ."""
+        self._restore()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def run(self) -> SolverState:
+        """Trains until the end, or until it must stop; either way everything is saved."""
+        state, train = self.state, self.config.train
+        if state.finished is not None:
+            return state
+        self.started, self.saved_at = time.monotonic() - state.seconds, time.monotonic()
+        self.read: list[tuple[Tensor, Tensor]] = []
+        """Losses and accuracies that are still on the device."""
+        with repeatable(self.device, True), kernels_as_asked(train.accelerate), contextlib.ExitStack() as stack:
+            if self.graphs is not None:
+                stack.callback(self.graphs.forget)
+            self.model.train()
+            while state.finished is None:
+                self._step()
+                if state.step % WINDOW == 0 or state.step == train.steps:
+                    self._read()
+                    self._advance()
+                if state.step % train.check_every == 0 or state.step == train.steps:
+                    self._check()
+                self.on_step(state.step)
+                stopping = self.must_stop()
+                if stopping or state.finished or time.monotonic() - self.saved_at > 60 * train.checkpoint_minutes:
+                    self._save()
+                if stopping:
+                    break
+        return state
+
+    def _step(self) -> None:
+        state, config = self.state, self.config
+        examples = examples_at(self.task, config.train, config.seed, state.step, state.num_cases)
+        questions = Questions.of(examples, config.form, self.device)
+        rate = learning_rate(config.train, state.step)
+        places = () if questions.places is None else (questions.places,)
+        torch.manual_seed(seed_of_step(config.seed, state.step))  # dropout depends only on the seed and the step
+        if self.graphs is None:
+            numbers = self.step(questions.tokens, questions.targets, rate, *places)
+        else:
+            on_device = torch.full((), rate, device=self.device)
+            numbers = self.graphs(questions.tokens, questions.targets, on_device, *places)
+        self.read.append(numbers)
+        state.step += 1
+
+    def _read(self) -> None:
+        """Brings losses and accuracies to the host; they must be finite."""
+        if not self.read:
+            return
+        losses = torch.stack([loss for loss, _ in self.read]).tolist()
+        rights = torch.stack([right for _, right in self.read]).tolist()
+        self.read = []
+        if not all(map(math.isfinite, losses)):
+            raise DivergedError(f"{self._name}: the loss is not finite at step {self.state.step:,}: training diverged")
+        self.state.pending += [list(pair) for pair in zip(losses, rights, strict=True)]
+        self.state.recent += rights
+
+    def _advance(self) -> None:
+        """Adds the next case to those of the curriculum when the last steps were right often enough."""
+        state, wanted = self.state, self.config.train.curriculum
+        mean, state.recent = sum(state.recent) / len(state.recent), []
+        if wanted is not None and mean >= wanted:
+            state.num_cases = min(state.num_cases + 1, len(self.task.train_cases))
+
+    def _check(self) -> None:
+        """Measures how well cases beyond training are solved, and decides whether training ends."""
+        self._read()
+        state, train = self.state, self.config.train
+        loss, right = (sum(one) / len(state.pending) for one in zip(*state.pending, strict=True))
+        lowest = min((self._accuracy(case) for case in self.checked), default=0.0)
+        state.curve.append([state.step, loss, right, state.num_cases, lowest])
+        state.pending = []
+        is_solved = train.stop_at is not None and bool(self.checked) and lowest >= train.stop_at
+        state.solved_checks = state.solved_checks + 1 if is_solved else 0
+        if state.solved_checks == 2:
+            state.finished = "solved"
+        elif state.step >= train.steps:
+            state.finished = "all steps done"
+        self.on_line(
+            f"step {state.step:,}: loss {loss:.4f}, {right:.2%} right in training"
+            + (f", at least {lowest:.2%} beyond it" if self.checked else "")
+        )
+
+    def _accuracy(self, case: Case) -> float:
+        return measure_case(
+            self.model,
+            self.task,
+            self.config.form,
+            case,
+            sequences=CHECK_SEQUENCES,
+            stream=CHECKS,
+            precision=self.config.train.precision,
+        ).accuracy
+
+    def _save(self) -> None:
+        self._read()
+        state = self.state
+        state.seconds = time.monotonic() - self.started
+        if not (self.folder / "config.json").is_file():
+            write_json(self.folder / "config.json", seal(self.saved_config))
+        tensors = {f"model/{name}": one for name, one in self.model.state_dict().items()}
+        tensors |= {f"optimizer/{name}": one for name, one in self.optimizer.tensors().items()}
+        record = {"state": asdict(state), "config": checksum_of(self.saved_config)}
+        save_tensors(self.checkpoint, tensors, record)
+        self.saved_at = time.monotonic()
+
+    def _restore(self) -> None:
+        if not self.checkpoint.is_file():
+            return
+        saved = unseal(read_json(self.folder / "config.json"), self.folder / "config.json", REMEDY, required=True)
+        refuse_change(from_dict(TaskRunConfig, saved, str(self.folder / "config.json")), self.config, str(self.folder))
+        tensors, record = load_tensors(self.checkpoint, REMEDY, required=True)
+        try:
+            if record["config"] != checksum_of(saved):
+                raise TypeError("it belongs to another config.json")
+            self.saved_config, self.state = saved, SolverState(**record["state"])
+            self.model.load_state_dict(_below("model/", tensors))
+            self.optimizer.restore(_below("optimizer/", tensors))
+        except (KeyError, TypeError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.checkpoint} does not fit this version of logdepth ({reason}); {REMEDY}") from None
+
+    @property
+    def _name(self) -> str:
+        return f"{self.config.task}, seed {self.config.seed}"
+
+
+def _below(prefix: str, tensors: dict[str, Any]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}

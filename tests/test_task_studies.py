@@ -1,0 +1,278 @@
+"""`logdepth reproduce groups` and other studies of tasks: runs beside each other, resuming, reports, refusals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from logdepth.cli import main
+from logdepth.errors import UserError
+from logdepth.report.tasks import solvers_in, tasks_in, write_task_report
+from logdepth.reproduce import TASK_STUDIES, run_task_study, task_runs
+from logdepth.reproduce.tasks import DELETANG_TASKS
+from logdepth.solving import SOLVERS, Accuracy, TaskResult, read_task_result, read_task_results, write_task_result
+from logdepth.tasks import FAMILIES, LDRU_LANGUAGES, TASKS
+from tests.command_line import refused
+
+QUICK = {
+    "solver": {"dim": 8},
+    "train": {"steps": 12, "batch_tokens": 32, "check_every": 6, "device": "cpu", "curriculum": None, "threads": 1},
+}
+GROUPS = ("groups", "--tasks", "s3", "--seeds", "0", "--longest", "64")
+
+
+@pytest.fixture(name="quick")
+def quick_settings(tmp_path: Path) -> list[str]:
+    """`--config …` of a study that takes a second, and `--out …`."""
+    (tmp_path / "quick.json").write_text(json.dumps(QUICK))
+    return ["--config", str(tmp_path / "quick.json"), "--out", str(tmp_path / "study")]
+
+
+@pytest.fixture(autouse=True)
+def short_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdepth.solving.accuracy.TEST_SEQUENCES", 16)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    found = {path.name: json.loads(path.read_text()) for path in sorted((out / "results").glob("*.json"))}
+    for one in found.values():
+        for name in ("command", "sha256", "environment"):
+            one.pop(name)
+        one["config"]["train"].pop("threads")
+    return found
+
+
+def test_there_is_a_study_for_every_family() -> None:
+    assert TASK_STUDIES.keys() == FAMILIES.keys()
+    assert all(name == study.name for name, study in TASK_STUDIES.items())
+
+
+@pytest.mark.parametrize("name", TASK_STUDIES)
+def test_every_run_of_a_study_has_a_config(name: str) -> None:
+    runs = task_runs(TASK_STUDIES[name])
+    tasks = {config.task for _, config in runs}
+    expected = LDRU_LANGUAGES if name == "regular-languages" else [one for one in TASKS if TASKS[one].family == name]
+    assert tasks == set(expected)
+    assert len(runs) == 3 * len(tasks) * len(TASK_STUDIES[name].solvers)
+    assert [config.seed for _, config in runs] == sorted(config.seed for _, config in runs)
+    for solver, config in runs:
+        assert config.form == ("whole" if SOLVERS[solver].is_encoder else "prefixes")
+
+
+def test_the_encoders_have_the_papers_settings() -> None:
+    runs = {
+        config.task: config for _, config in task_runs(TASK_STUDIES["regular-languages"], solvers=["encoder-mlp-ldru"])
+    }
+    assert set(DELETANG_TASKS) <= set(runs)
+    for name, steps, rate, dropout in (
+        ("parity", 100_000, 1e-3, 0.1),
+        ("modular-arithmetic", 1_000_000, 1e-3, 0.1),
+        ("tomita-3", 100_000, 1e-3, 0.25),
+        ("d3", 100_000, 1e-3, 0.25),
+        ("d4", 1_000_000, 1e-4, 0.25),
+    ):
+        train, solver = runs[name].train, runs[name].solver
+        assert (train.optimizer, train.batch_size, train.clip) == ("amsgrad", 256, 1.0)
+        assert (train.steps, train.learning_rate, getattr(solver, "dropout")) == (steps, rate, dropout)  # noqa: B009
+
+
+def test_a_study_in_this_process(quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick]) == 0
+    out = tmp_path / "study"
+    said = capsys.readouterr()
+    assert "GRC scan" in said.out
+    assert f"report: {out}/report.html" in said.out
+    assert "s3-grc-0: all steps done after 12 steps" in said.err
+    assert [one.name for one in read_task_results(out / "results")] == ["s3-grc-0", "s3-rope-0"]
+    assert {path.name for path in (out / "tables").iterdir()} >= {"scores.md", "accuracies.csv"}
+    page = (out / "report.html").read_text()
+    assert "What models compute: groups" in page
+    assert 'id="samples"' not in page
+
+    before = results_of(out)
+    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick]) == 0
+    assert "s3-grc-0" not in capsys.readouterr().err  # nothing was left to do
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out / "report.html")
+
+    longer = [one if one != "64" else "128" for one in GROUPS]
+    assert main(["reproduce", *longer, "--models", "grc", *quick]) == 0
+    after = results_of(out)
+    lengths = [one["length"] for one in after["s3-grc-0.json"]["test"]]
+    assert lengths == [16, 32, 64, 128]
+    assert after["s3-grc-0.json"]["test"][:3] == before["s3-grc-0.json"]["test"]
+    assert after["s3-rope-0.json"] == before["s3-rope-0.json"]
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(quick: list[str], tmp_path: Path) -> None:
+    """Interrupted in the middle of two runs, a study ends in the same results as without an interruption."""
+    settings = json.loads(Path(quick[1]).read_text())
+    settings["train"] |= {"steps": 300, "check_every": 100}
+    Path(quick[1]).write_text(json.dumps(settings))
+    arguments = ["reproduce", *GROUPS, "--models", "grc", "window", *quick[:2]]
+    assert main([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    parts = ["--out", str(tmp_path / "parts")]
+    program = [sys.executable, "-m", "logdepth", *arguments, *parts, "--lanes", "2"]
+    process = subprocess.Popen(
+        program, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    while process.poll() is None and "step 100" not in process.stderr.readline():
+        pass
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, error
+    assert error.strip().splitlines()[-1] == "stopped by SIGINT; saved. Run the same command again to continue."
+    assert "Traceback" not in error
+    assert not results_of(tmp_path / "parts")
+    assert any(tmp_path.glob("parts/runs/*/checkpoint.safetensors"))
+    assert main([*arguments, *parts]) == 0
+    assert results_of(tmp_path / "parts") == results_of(tmp_path / "whole")
+
+
+def test_a_budget_stops_with_exit_code_3(quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick, "--budget", "1e-9", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {
+        "study": str(tmp_path / "study"),
+        "finished": False,
+        "failed": [],
+        "report": None,
+    }
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = json.loads(Path(quick[1]).read_text())
+    settings["train"]["learning_rate"] = 1e30
+    Path(quick[1]).write_text(json.dumps(settings))
+    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("not trained")] == ["s3-grc-0", "s3-rope-0"]
+    assert all("training diverged" in line for line in lines if line.startswith("not trained"))
+
+
+def test_processes_beside_each_other_end_well_or_say_why(quick: list[str], tmp_path: Path) -> None:
+    runs = task_runs(TASK_STUDIES["groups"], ["s3"], ["grc", "rope"], [0], [Path(quick[1])])
+    solver, config = runs[1]
+    runs[1] = solver, replace(config, train=replace(config.train, learning_rate=1e30))
+    out = tmp_path / "study"
+    finished, failed = run_task_study(runs, out, lanes=2, longest=64)
+    assert not finished
+    assert [line.startswith("s3-rope-0: s3, seed 0: the loss is not finite") for line in failed] == [True]
+    assert not list(out.glob("runs/*/failed*"))
+    assert list(results_of(out)) == ["s3-grc-0.json"]
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick[:2], "--out", str(tmp_path / "here")]) == 0
+    for name in ("curve", "steps", "finished", "parameters"):
+        assert results_of(out)["s3-grc-0.json"][name] == results_of(tmp_path / "here")["s3-grc-0.json"][name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["groups", "--tasks", "s6"], "there is no task 's6' in the study groups; there are: s3, s4"),
+        (
+            ["groups", "--tasks", "mqar"],
+            "there is no task 'mqar' in the study groups; it belongs to `logdepth reproduce",
+        ),
+        (["recall", "--models", "encoder-grc"], "there is no model 'encoder-grc' in the study recall"),
+        (["groups", "--seeds", "1", "1"], "--seeds must be different non-negative integers; got 1 1"),
+        (["groups", "--lanes", "0"], "--lanes must be at least 1; got 0"),
+        (["groups", "--longest", "16"], "--longest is 16: the test of s3 beyond its training begins at 64"),
+        (["groups", "--budget", "0"], "--budget must be above 0 minutes; got 0"),
+        (["groups", "--tasks"], "--tasks has no value"),
+        (["groups", "--data.paths", "x"], "unrecognized options: --data.paths"),
+        (["group"], "there is no corpus or study 'group'; did you mean 'groups'?"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "reproduce", *arguments, "--out", str(tmp_path / "new"))
+    assert message in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_must_not_change_what_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, message in (
+        ('{"task": "s4"}', "would change the task or the seed"),
+        ('{"train": {"stepz": 3}}', "unknown field 'stepz'; did you mean 'steps'"),
+        ('{"train": {"steps": 0}}', "steps must be at least 1; got 0"),
+    ):
+        (tmp_path / "c.json").write_text(text)
+        assert message in refused(capsys, "reproduce", *GROUPS, "--config", str(tmp_path / "c.json"), "--out", "x")
+
+
+def test_results_of_other_settings_are_refused(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick]) == 0
+    settings = json.loads(Path(quick[1]).read_text())
+    settings["train"]["steps"] = 13
+    Path(quick[1]).write_text(json.dumps(settings))
+    line = refused(capsys, "reproduce", *GROUPS, "--models", "grc", *quick)
+    assert "s3-grc-0.json was made with train.steps 12, not 13; choose another --out, or use the same settings" in line
+
+
+def made_up(task: str, solver: str, seed: int, share: float) -> TaskResult:
+    test = [
+        Accuracy(length=case.length, items=case.items, sequences=1, asked=1000, right=round(1000 * share), last_right=1)
+        for case in TASKS[task].test_cases
+    ]
+    return TaskResult(
+        solver=solver,
+        config={"task": task, "seed": seed},
+        parameters=10,
+        steps=5,
+        finished="all steps done",
+        curve=(),
+        test=tuple(test),
+    )
+
+
+def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:
+    """A failed seed is in the brackets; a solved task has a dot; tasks and models are in the order of their lists."""
+    for task, solver, shares in (
+        ("mqar", "rope", [1.0, 0.5, 1.0]),
+        ("mqar", "grc", [0.1, 0.2, 0.3]),
+        ("selective-copying", "rope", [0.9991]),
+    ):
+        for seed, share in enumerate(shares):
+            write_task_result(tmp_path / "results", made_up(task, solver, seed, share))
+    results = read_task_results(tmp_path / "results")
+    assert tasks_in(results) == ["mqar", "selective-copying"]
+    assert solvers_in(results) == ["grc", "rope"]
+    scores = write_task_report(tmp_path).tables[0]
+    assert scores.heads == ("task", "GRC scan", "Transformer, RoPE")
+    assert scores.rows == (
+        ("MQAR", "20.00 [10.00, 30.00]", "100 ● [50.00, 100]"),
+        ("Selective copying", None, "99.90 ●"),
+        ("solved, of 2", "0", "2"),
+    )
+    assert (tmp_path / "figures" / "accuracy.svg").is_file()
+
+
+def test_a_report_needs_results(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with pytest.raises(UserError, match="contains no result files"):
+        write_task_report(tmp_path)
+
+
+def test_result_files_are_those_of_their_names(tmp_path: Path) -> None:
+    path = write_task_result(tmp_path, made_up("mqar", "rope", 3, 0.5))
+    assert read_task_result(path).name == "mqar-rope-3"
