@@ -122,7 +122,7 @@ def test_a_study_in_this_process(quick: list[str], tmp_path: Path, capsys: pytes
 def test_a_signal_saves_and_the_same_command_goes_on(quick: list[str], tmp_path: Path) -> None:
     """Interrupted in the middle of two runs, a study ends in the same results as without an interruption."""
     settings = json.loads(Path(quick[1]).read_text())
-    settings["train"] |= {"steps": 300, "check_every": 100}
+    settings["train"] |= {"steps": 100, "check_every": 20}
     Path(quick[1]).write_text(json.dumps(settings))
     arguments = ["reproduce", *GROUPS, "--models", "grc", "window", *quick[:2]]
     assert main([*arguments, "--out", str(tmp_path / "whole")]) == 0
@@ -132,7 +132,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(quick: list[str], tmp_path:
         program, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr is not None
-    while process.poll() is None and "step 100" not in process.stderr.readline():
+    while process.poll() is None and "step 20:" not in process.stderr.readline():
         pass
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
     _, error = process.communicate(timeout=60)
