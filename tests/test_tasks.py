@@ -21,7 +21,7 @@ from logdepth.tasks import (
     constant_accuracy,
     held_out_batch,
     last_only,
-    task,
+    task_named,
     tasks_of,
     training_batch,
 )
@@ -126,9 +126,9 @@ def test_chance_levels_of_given_examples() -> None:
 
 
 def test_tasks_are_found_by_name_and_family() -> None:
-    assert task("s5") is TASKS["s5"]
+    assert task_named("s5") is TASKS["s5"]
     with pytest.raises(UserError, match="there is no task 'partiy'; did you mean 'parity'"):
-        task("partiy")
+        task_named("partiy")
     with pytest.raises(UserError, match="there is no family of tasks 'group'; did you mean 'groups'"):
         tasks_of("group")
     assert sorted(name for family in FAMILIES for name in tasks_of(family)) == sorted(TASKS)
@@ -136,7 +136,7 @@ def test_tasks_are_found_by_name_and_family() -> None:
     assert len(set(titles)) == len(titles)
     for name in TASKS:
         assert name == name.lower()
-        assert hash(TASKS[name]) == hash(task(name))  # settings, not arrays
+        assert hash(TASKS[name]) == hash(task_named(name))  # settings, not arrays
 
 
 @pytest.mark.parametrize("name", ["s5", "d12", "stack", "bracket-arithmetic", "mqar"])

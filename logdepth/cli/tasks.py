@@ -10,7 +10,7 @@ import tyro
 from logdepth.cli.output import print_json, print_table
 from logdepth.cli.parsing import Switch, parse
 from logdepth.errors import UserError
-from logdepth.tasks import TASKS, Case, Examples, Task, held_out_batch, task
+from logdepth.tasks import TASKS, Case, Examples, Task, held_out_batch, task_named
 
 SHORT = 12
 """Least number of tokens of an example, by default, if the task has training examples of this length."""
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
                 raise UserError(f"{flag} is for examples of one task; name the task, as in: logdepth tasks parity")
         _list(command.json)
         return 0
-    chosen = task(command.task)
+    chosen = task_named(command.task)
     case = _case(command.length) if command.length else _short_case(chosen)
     if command.count < 1:
         raise UserError(f"--count must be at least 1; got {command.count}")

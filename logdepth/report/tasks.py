@@ -13,8 +13,7 @@ from logdepth.report.page import rendered
 from logdepth.report.table import Cell, Table
 from logdepth.report.write import Report, write_parts
 from logdepth.solving import FEW_CLASSES, SOLVED, SOLVERS, TaskResult, beyond, chance_of, percent, read_task_results
-from logdepth.tasks import TASKS, Case
-from logdepth.tasks import task as task_named
+from logdepth.tasks import TASKS, Case, task_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,8 +40,7 @@ from logdepth.solving import (
     solver_kind,
     write_task_result,
 )
-from logdepth.tasks import LDRU_LANGUAGES, TASKS, Case, tasks_of
-from logdepth.tasks import task as task_named
+from logdepth.tasks import LDRU_LANGUAGES, TASKS, Case, task_named, tasks_of
 from logdepth.training import Interrupted, StopRequest, stop_signals
 
 POLL_SECONDS = 0.2

@@ -10,7 +10,7 @@ from logdepth.checksums import seal, unseal
 from logdepth.config import from_dict, to_dict
 from logdepth.errors import UserError
 from logdepth.solving.accuracy import Accuracy, beyond
-from logdepth.tasks import task as task_named
+from logdepth.tasks import task_named
 
 VERSION = 1
 REMEDY = "remove it and run the `logdepth reproduce` command that made it again"

@@ -29,8 +29,7 @@ from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.solving.accuracy import CHECK_SEQUENCES, CHECKS, beyond, measure_case
 from logdepth.solving.config import TaskRunConfig, TaskTrainConfig, refuse_change
 from logdepth.solving.solver import Questions, Solver, build_solver
-from logdepth.tasks import Case, Examples, Task
-from logdepth.tasks import task as task_named
+from logdepth.tasks import Case, Examples, Task, task_named
 from logdepth.training import DivergedError, ModelOptimizer, repeatable, seed_of_step
 
 FLOOR = 1e-3

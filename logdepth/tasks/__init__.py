@@ -82,7 +82,7 @@ LDRU_LANGUAGES = tuple(
 """The 21 regular languages of the LDRU paper (arXiv 2605.26035)."""
 
 
-def task(name: str) -> Task:
+def task_named(name: str) -> Task:
     """The task of a name. Raise UserError, with the name that was probably meant, if there is none."""
     if name not in TASKS:
         raise UserError(f"there is no task '{name}'{did_you_mean(name, TASKS)}")
@@ -107,7 +107,7 @@ __all__ = [
     "constant_accuracy",
     "held_out_batch",
     "last_only",
-    "task",
+    "task_named",
     "tasks_of",
     "training_batch",
 ]
