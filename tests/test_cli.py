@@ -52,6 +52,9 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     overview = capsys.readouterr().out
     assert all(f"  {verb}" in overview for verb in VERBS)
     assert main([]) == 2
+    capsys.readouterr()
+    assert main(["", "train"]) == 2
+    assert capsys.readouterr().err.startswith("logdepth: there is no verb ''; there are: ")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -380,6 +383,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
     ("arguments", "says"),
     [
         ("trian", "there is no verb 'trian'; did you mean 'train'?"),
+        (f"prepare text --data.tokenizer.sample-bytes 1{'0' * 400}", "sample_bytes must be from 1 to below 2^63"),
         ("train", "which recipe? `logdepth recipes` lists them"),
         ("train pydocs-ar-gcr", "there is no recipe 'pydocs-ar-gcr'; did you mean 'pydocs-ar-grc'?"),
         ("train pydocs-ar-grc --train.lerning-rate 1", "did you mean --train.learning-rate?"),

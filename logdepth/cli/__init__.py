@@ -51,11 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return main(sys.argv[1:])
         finally:
             end_on_interrupt()
-    verb, *rest = list(arguments) or [""]
-    program = f"logdepth {verb}".strip()
+    program = f"logdepth {arguments[0]}".strip() if arguments else "logdepth"
     try:
         try:
-            return _run(verb, rest)
+            return _run(arguments)
         finally:
             sys.stdout.flush()  # so that it fails here, if at all, and not when the interpreter exits
     except KeyboardInterrupt:
@@ -74,10 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(verb: str, arguments: Sequence[str]) -> int:
-    if verb in ("", "-h", "--help"):
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments:
         print(_overview())
-        return 0 if verb else 2
+        return 2
+    verb, *rest = arguments
+    if verb in ("-h", "--help"):
+        print(_overview())
+        return 0
     if verb == "--version":
         print(f"logdepth {__version__}")
         return 0
@@ -85,7 +88,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         raise UserError(f"there is no verb '{verb}'{did_you_mean(verb, VERBS)}")
     module = importlib.import_module(f"logdepth.cli.{verb}")
     raise_on_interrupt()
-    code: int = module.run(arguments)
+    code: int = module.run(rest)
     return code
 
 

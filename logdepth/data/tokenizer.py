@@ -51,8 +51,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if not MIN_VOCAB <= self.vocab_size < 2**31:
             raise ValueError(f"vocab_size must be at least {MIN_VOCAB} and below 2**31; got {self.vocab_size}")
-        if self.sample_bytes < 1:
-            raise ValueError(f"sample_bytes must be at least 1; got {self.sample_bytes}")
+        if not 1 <= self.sample_bytes < 2**63:
+            raise ValueError(f"sample_bytes must be from 1 to below 2^63; got {self.sample_bytes}")
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments for SentencePiece's trainer."""

@@ -23,6 +23,7 @@ from logdepth.models.encoder import EncoderConfig
 from logdepth.progress import Progress
 from logdepth.recipes import changes_in
 from logdepth.reproduce.work import StudyOutcome
+from logdepth.runs import device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.solving import (
     SOLVERS,
@@ -35,13 +36,14 @@ from logdepth.solving import (
     beyond,
     measure_case,
     percent,
+    read_checkpoint,
     read_task_result,
     refuse_change,
     solver_kind,
     write_task_result,
 )
 from logdepth.tasks import LDRU_LANGUAGES, TASKS, Case, task_named, tasks_of
-from logdepth.training import Interrupted, StopRequest, stop_signals
+from logdepth.training import DivergedError, Interrupted, StopRequest, stop_signals
 
 POLL_SECONDS = 0.2
 """Seconds between looks at runs that train beside each other."""
@@ -207,6 +209,9 @@ def run_task_study(
     work = [_Run(solver, config, out, tuple(_tests(config.task, longest))) for solver, config in runs]
     with alone(out, f"another process is working on {out}; choose another --out"):
         missing = [one for one in work if not one.is_complete()]
+        for one in missing:  # what is damaged is refused before the work begins
+            device_named(one.config.train.device)
+            read_checkpoint(one.config, one.folder)
         deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
         with StopRequest() as stop, Progress(str(out), len(missing), unit="runs") as progress:
             where = _Here if lanes == 1 else _Lanes
@@ -277,7 +282,7 @@ class _Here:
                 break
             try:
                 _trained_and_tested(run, self._progress_of(number), self.must_stop, self.progress.say)
-            except (UserError, ValueError) as error:
+            except DivergedError as error:
                 self.failed.append(f"{run.name}: {error}")
         return self.failed
 
@@ -349,7 +354,7 @@ def _work(run: _Run, number: int, shares: Any, parent: int) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
         sys.exit(DONE if _trained_and_tested(run, on_progress, must_stop, _print_line) else STOPPED)
-    except (UserError, ValueError) as error:
+    except UserError as error:
         write_text(run.folder / REASON, " ".join(str(error).split()))
         sys.exit(FAILED)
 

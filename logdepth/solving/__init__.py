@@ -21,7 +21,7 @@ from logdepth.solving.solver import (
     build_solver,
     solver_kind,
 )
-from logdepth.solving.training import SolverState, SolverTrainer
+from logdepth.solving.training import SolverState, SolverTrainer, read_checkpoint
 
 __all__ = [
     "FEW_CLASSES",
@@ -45,6 +45,7 @@ __all__ = [
     "holds_task_results",
     "measure_case",
     "percent",
+    "read_checkpoint",
     "read_task_result",
     "read_task_results",
     "refuse_change",

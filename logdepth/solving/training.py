@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ WINDOW = 20
 """Number of steps over which the accuracy of the curriculum is taken, and after which losses are read."""
 CHECKED_LENGTH = 1024
 """Longest test case that checks during training cover, unless training itself is nearly as long."""
+CHECKPOINT = "checkpoint.safetensors"
 REMEDY = "remove this folder to train the run again"
 
 
@@ -157,7 +158,7 @@ class SolverTrainer:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def run(self) -> SolverState:
         """Trains until the end, or until it must stop; either way everything is saved."""
@@ -263,24 +264,49 @@ class SolverTrainer:
         self.saved_at = time.monotonic()
 
     def _restore(self) -> None:
-        if not self.checkpoint.is_file():
+        saved = read_checkpoint(self.config, self.folder)
+        if saved is None:
             return
-        saved = unseal(read_json(self.folder / "config.json"), self.folder / "config.json", REMEDY, required=True)
-        refuse_change(from_dict(TaskRunConfig, saved, str(self.folder / "config.json")), self.config, str(self.folder))
-        tensors, record = load_tensors(self.checkpoint, REMEDY, required=True)
         try:
-            if record["config"] != checksum_of(saved):
-                raise TypeError("it belongs to another config.json")
-            self.saved_config, self.state = saved, SolverState(**record["state"])
-            self.model.load_state_dict(_below("model/", tensors))
-            self.optimizer.restore(_below("optimizer/", tensors))
+            self.saved_config, self.state = saved.config, SolverState(**saved.record["state"])
+            self.model.load_state_dict(_below("model/", saved.tensors))
+            self.optimizer.restore(_below("optimizer/", saved.tensors))
         except (KeyError, TypeError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{self.checkpoint} does not fit this version of logdepth ({reason}); {REMEDY}") from None
+            raise _misfit(self.checkpoint, str(error).splitlines()[0]) from None
 
     @property
     def _name(self) -> str:
         return f"{self.config.task}, seed {self.config.seed}"
+
+
+class SavedSolver(NamedTuple):
+    """What the folder of a training holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+
+
+def read_checkpoint(config: TaskRunConfig, folder: Path) -> SavedSolver | None:
+    """Read what a training with this config has saved, if anything.
+
+    Raise a UserError if it is damaged, or if the training in the folder has another config.
+    """
+    checkpoint, config_file = folder / CHECKPOINT, folder / "config.json"
+    if not checkpoint.exists():
+        return None
+    if not config_file.exists():
+        raise UserError(f"{config_file} is missing; {REMEDY}")
+    saved = unseal(read_json(config_file), config_file, REMEDY, required=True)
+    refuse_change(from_dict(TaskRunConfig, saved, str(config_file)), config, str(folder))
+    tensors, record = load_tensors(checkpoint, REMEDY, required=True)
+    if record.get("config") != checksum_of(saved):
+        raise _misfit(checkpoint, "it belongs to another config.json")
+    return SavedSolver(saved, tensors, record)
+
+
+def _misfit(checkpoint: Path, reason: str) -> UserError:
+    return UserError(f"{checkpoint} does not fit this version of logdepth or this run ({reason}); {REMEDY}")
 
 
 def _below(prefix: str, tensors: dict[str, Any]) -> dict[str, Tensor]:

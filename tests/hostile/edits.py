@@ -272,6 +272,25 @@ RESULT_FIELDS: tuple[tuple[str, Any], ...] = (
     ("schema", "logdepth.timing"),
 )
 
+TASK_RESULT, TASK_RUN = "tasks/results/s3-grc-0.json", "tasks/runs/s3-grc-0"
+TASK_FIELDS: tuple[tuple[str, Any], ...] = (
+    ("test.0.right", 5),
+    ("test.0.classes.0", [4, 4]),
+    ("test.2.sequences", 1),
+    ("test.1.length", 128),
+    ("test", []),
+    ("solver", "rope"),
+    ("solver", "x"),
+    ("parameters", 1),
+    ("steps", 31),
+    ("curve.0.1", 1.0),
+    ("config", {}),
+    ("config.task", "s4"),
+    ("config.seed", 5),
+    ("config.train.learning_rate", 0.5),
+    ("version", 2),
+)
+
 EDITS: tuple[Edit, ...] = (
     *(Edit(SIDECAR, f"{name} = {value if not callable(value) else 'one off'!r}", field(name, value))
       for name, value in STORE_FIELDS),
@@ -351,6 +370,12 @@ EDITS: tuple[Edit, ...] = (
     Edit("stopped/environment.json", "5", raw(lambda _: b"5\n")),
     Edit("stopped/environment.json", "removed", removed),
     Edit(f"{STUDY_RUN}/environment.json", "another device", field("device", "NVIDIA H200")),
+    *(Edit(TASK_RESULT, f"{name} = {value!r}", field(name, value)) for name, value in TASK_FIELDS),
+    Edit(TASK_RESULT, "sha256 left out", without("sha256")),
+    Edit(TASK_RESULT, "a copy under another name", copied_to("copy.json")),
+    Edit(f"{TASK_RUN}/config.json", "another seed", field("seed", 9)),
+    Edit(f"{TASK_RUN}/config.json", "removed", removed),
+    Edit(f"{TASK_RUN}/checkpoint.safetensors", "half of it", HALF),
     *(Edit(RESULT, f"{name} = {value!r}", field(name, value)) for name, value in RESULT_FIELDS),
     Edit(RESULT, "another model's", replaced_by("study/results/text-transformer-alibi-0.json")),
     Edit(RESULT, "exchanged", swapped_with("study/results/text-transformer-alibi-0.json")),

@@ -1,4 +1,6 @@
-"""SIGKILL at random instants of `train`, `prepare`, `reproduce` and `sweep`; run again, they end in the same bits.
+"""SIGKILL at random instants of `train`, `prepare`, `reproduce` (of a corpus and of tasks) and `sweep`.
+
+Run again, they end in the same bits.
 
     python -m tests.hostile.kills --count 100 --seed 1
     python -m tests.hostile.kills --only 7
@@ -19,7 +21,7 @@ from typing import Any
 
 from logdepth.atomic import PARTIAL
 from tests.hostile.outcomes import DONE, MESSY, SILENT, Case, judged, numbers_of, parser, run_cases
-from tests.hostile.project import BUILD_SECONDS, LOSSLESS, content_of
+from tests.hostile.project import BUILD_SECONDS, LOSSLESS, TASK_SETTINGS, TASKS, content_of
 from tests.hostile.worker import Said, Worker
 from tests.sweep_processes import TINY
 from tests.tiny_corpus import write_corpus
@@ -37,9 +39,11 @@ COMMANDS = {
         *("--out", "out", "--config", *CONFIGS),
     ),
     "sweep": (*SWEEP, "--trials", "2"),
+    "tasks": ("reproduce", *TASKS[:-1], "out"),
 }
 WHOLE_SWEEP = (*SWEEP, "--trials", "4")
 """Retries take numbers, and with them come the seeds: after a kill, trial 1 may be called 2 or 3."""
+LONGER = TASK_SETTINGS["train"] | {"steps": 300, "check_every": 100, "checkpoint_minutes": 0.001}
 LATEST_KILL = 0.97
 """The latest instant of a kill, as a share of the time without one."""
 
@@ -80,7 +84,7 @@ class Kills:
         what = f"{verb}, killed after {first.seconds:.3f} s of {seconds:.3f}"
         has_run = verb == "train" and (self.world / "out" / "config.json").exists()
         again = self._call(("train", "--resume", "out") if has_run else COMMANDS[verb])
-        outcome, detail = judged(again, verb)
+        outcome, detail = judged(again, COMMANDS[verb][0])
         if outcome != DONE or again.code != 0:
             return Case(what, MESSY if outcome == DONE else outcome, f"run again: {detail}; {again.err[-200:]}")
         left = self._left(verb)
@@ -94,6 +98,7 @@ class Kills:
         shutil.rmtree(self.world, ignore_errors=True)
         write_corpus(self.world / "corpus", count=160)
         override_files(self.world / "overrides", self.world / "corpus")
+        (self.world / "tasks.json").write_text(json.dumps(TASK_SETTINGS | {"train": LONGER}))
 
     def _call(self, command: tuple[str, ...], **settings: Any) -> Said:
         env = {"LOGDEPTH_CACHE": str(self.world / "cache")}

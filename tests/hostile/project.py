@@ -45,8 +45,19 @@ LOSSLESS_TRAIN = ("pydocs-transformer-alibi", *LOSSLESS_TEXT, *LOSSLESS_MODEL.sp
 CONFIGS = [f"overrides/{name}.json" for name in ("everyone", "ar-grc", "transformer-alibi")]
 STUDY = ("text", "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--config", *CONFIGS, "--out", "study")
 SWEEP = (*TRAIN, "--space", "train.learning_rate=1e-3:1e-2:log", "--out", "sweep")
+TASKS = (
+    *("groups", "--tasks", "s3", "--models", "grc", "--seeds", "0", "--longest", "64"),
+    *("--config", "tasks.json", "--out", "tasks"),
+)
+TASK_SETTINGS = {
+    "solver": {"dim": 8},
+    "train": {"steps": 20, "batch_tokens": 64, "check_every": 10, "device": "cpu", "threads": 1},
+}
 STOPPED_AT = 8
-OUTPUTS = ("study/tables/*", "study/figures/*", "study/report.html", "sweep/*.csv", "sweep/*.svg", "sweep/*.png")
+OUTPUTS = (
+    *("study/tables/*", "study/figures/*", "study/report.html", "sweep/*.csv", "sweep/*.svg", "sweep/*.png"),
+    *("tasks/tables/*", "tasks/figures/*", "tasks/report.html"),
+)
 """Files that nothing reads back."""
 STORE, LOSSLESS_STORE = f"cache/stores/text-{LOSSY}-*", f"cache/stores/text-{LOSSLESS}-*"
 TOKENIZERS = "cache/tokenizers/*"
@@ -88,6 +99,7 @@ def _generate(run: str) -> tuple[str, ...]:
 
 
 REPORT = ("study/tables/*", "study/figures/*.svg", "study/report.html")
+TASK_REPORT = ("tasks/tables/*", "tasks/figures/*.svg", "tasks/report.html")
 NEW = ("--out", "new", "--json")
 TWO_STEPS = ("--train.max-steps", "2", *NEW)
 CHECKS = (
@@ -138,6 +150,15 @@ CHECKS = (
         removes="study/results/text-ar-grc-0.json",
     ),
     Check("report", ("report", "study"), ("study/results/*", *OUTPUTS[:3]), REPORT),
+    Check("study of tasks", ("reproduce", *TASKS, "--json"), ("tasks/*",), ("tasks/results/*.json", *TASK_REPORT)),
+    Check(
+        "test a solver again",
+        ("reproduce", *TASKS, "--json"),
+        ("tasks/runs/s3-grc-0/*",),
+        ("tasks/results/*.json", *TASK_REPORT),
+        removes="tasks/results/s3-grc-0.json",
+    ),
+    Check("report of tasks", ("report", "tasks"), ("tasks/results/*", *OUTPUTS[-3:]), TASK_REPORT),
     Check("evaluate in a study", _evaluate("study/runs/transformer-alibi-0"), ("study/runs/transformer-alibi-0/*",)),
     Check("sweep", ("sweep", *SWEEP, "--trials", "2", "--json"), ("sweep/*",), ("sweep/*.json",)),
     Check(
@@ -181,12 +202,14 @@ class Project:
         write_corpus(self.world / "corpus", count=160)
         write_corpus(self.world / "elsewhere", count=150)
         override_files(self.world / "overrides", self.world / "corpus")
+        (self.world / "tasks.json").write_text(json.dumps(TASK_SETTINGS))
         other = (RECIPE, *TINY, "--data.paths", "elsewhere", "--seed", "1", "--out", "other")
         commands: list[tuple[str, ...]] = [
             ("train", *TRAIN, "--out", "run"),
             ("train", *LOSSLESS_TRAIN, "--out", "lossless"),
             ("reproduce", *STUDY, "--json"),  # as it is run again, because the page shows the command
             ("sweep", *SWEEP, "--trials", "2"),
+            ("reproduce", *TASKS, "--json"),
         ]
         for command in commands:
             said = self.call(command, limit=BUILD_SECONDS)
@@ -212,7 +235,7 @@ class Project:
         """The files that something may read back, and not the corpus, which is the user's."""
         found = (file for file in sorted(self.pristine.rglob("*")) if file.is_file() and file.stat().st_size)
         names = (file.relative_to(self.pristine).as_posix() for file in found)
-        parts = ("run", "stopped", "lossless", "cache", "study", "sweep")
+        parts = ("run", "stopped", "lossless", "cache", "study", "sweep", "tasks")
         return [name for name in names if name.split("/")[0] in parts and not _matches(name, OUTPUTS)]
 
     @cached_property
