@@ -55,6 +55,16 @@ def test_lossless_settings_lose_nothing(tokenizers: dict[str, Tokenizer], text: 
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_spaces_come_back_where_the_training_text_had_none(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    for file in (tmp_path / "corpus").iterdir():
+        file.write_text(file.read_text().replace(" ", "-"))
+    settings = TokenizerConfig(vocab_size=400, lossless=True)
+    tokenizer = prepare(DataConfig(corpus="text", paths=(tmp_path / "corpus",), tokenizer=settings)).tokenizer
+    text = " the cat  sees-it\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     with pytest.raises(UserError, match=r"tokenizer\.model is damaged: not a SentencePiece model"):

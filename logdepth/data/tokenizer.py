@@ -131,7 +131,8 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self.processor.decode(list(tokens))
-        return text
+        # SentencePiece writes spaces as U+2581. Where the training text had none, this comes back from single bytes.
+        return text.replace("\u2581", " ")
 
 
 def hash_of(model: bytes) -> str:
