@@ -305,6 +305,14 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
     assert line.endswith("best.json.train: unknown field 'learnin_rate'; did you mean 'learning_rate'?")
 
 
+def test_an_empty_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "RECIPE is empty" in refused(capsys, "train", "")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

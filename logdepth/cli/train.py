@@ -66,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
+    if name == "":  # as from an unset variable of a shell
+        raise UserError("RECIPE is empty; `logdepth recipes` lists the recipes")
     first = value_of("--train.init-from", arguments)
     changes = {} if file is None else changes_in(Path(file))
     if name is None and isinstance(changes.get("recipe"), str):  # a sweep's best.json
