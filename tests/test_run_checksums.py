@@ -14,6 +14,7 @@ import torch
 import logdepth.atomic as atomic
 from logdepth.checksums import seal
 from logdepth.cli import main
+from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
 from logdepth.runs.tensors import load_tensors, save_tensors
@@ -21,6 +22,7 @@ from logdepth.training import resume, train
 from tests.command_line import refused
 from tests.run_folders import interrupted_at, measured, run_config, same_files
 from tests.small_models import SMALL_MODELS
+from tests.tiny_corpus import write_corpus
 
 FILES = ("config.json", "environment.json", "tokenizer.model", "metrics.jsonl", "checkpoint.safetensors")
 
@@ -357,6 +359,40 @@ def test_other_changes_of_a_resumed_run_are_refused(
     before = (run / "config.json").read_bytes()
     assert says in refused(capsys, "train", "--resume", str(run), *flags.split())
     assert (run / "config.json").read_bytes() == before
+
+
+def test_damage_is_found_before_the_config_of_a_resumed_run_changes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.json").read_bytes()
+    flip(run / "metrics.jsonl", 100)
+    line = refused(capsys, "train", "--resume", str(run), "--train.max-steps", "30")
+    assert "metrics.jsonl does not match its checksum" in line
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_resumed_run_does_not_change_to_other_text(
+    run: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.json").read_bytes()
+    other = write_corpus(tmp_path / "other", count=300)
+    line = refused(capsys, "train", "--resume", str(run), "--data.paths", str(other))
+    assert "is not the text that" in line
+    assert (run / "config.json").read_bytes() == before
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    assert main(["train", "--resume", str(run), "--data.paths", str(moved)]) == 0
+    assert RunFolder(run).config().data.paths == (moved,)
+
+
+def test_damaged_validation_tokens_are_found_before_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
+    config = run_config(corpus)
+    flip(prepare(config.data).folder / "valid.bin", 20)
+    with pytest.raises(UserError, match=r"valid\.bin does not match its checksum"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_fine_tuning_takes_the_config_of_the_first_run(
