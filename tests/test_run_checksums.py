@@ -217,11 +217,20 @@ def test_another_tokenizer_is_refused(run: Path, corpus: Path, tmp_path: Path) -
             use()
 
 
-def test_records_that_this_version_does_not_know_are_refused(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("mood", "good", "standing: unknown field 'mood'; there are: step.*"),
+        ("step", "8", r"standing\.step: expected int; got '8'"),
+        ("step", -5, "standing: validated must be from 0 to step; got 8 and -5"),
+        ("losses", "abc", r"standing\.losses: expected list; got 'abc'"),
+    ],
+)
+def test_records_that_this_version_does_not_know_are_refused(field: str, value: Any, says: str, run: Path) -> None:
     tensors, record = load_tensors(run / "checkpoint.safetensors")
-    record["standing"]["mood"] = "good"
+    record["standing"][field] = value
     save_tensors(run / "checkpoint.safetensors", tensors, record)
-    with pytest.raises(UserError, match=r"not a checkpoint of this version .*'mood'"):
+    with pytest.raises(UserError, match=rf"not a checkpoint of this version .*\({says}\); restore it"):
         resume(run)
 
 
