@@ -138,8 +138,8 @@ def test_train_and_everything_after_it(
     assert main(["generate", str(trained), "--prompt", "the cat", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "the cat" + made[0]["text"] + "\n"
 
-    times = answer(capsys, "time", str(trained), "--contexts", "16", "--batch-size", "2", "--repeats", "2")
-    assert times["timings"][0]["batch_size"] == 2
+    times = answer(capsys, "time", str(trained), "--contexts", "8,16", "--batch-size", "2", "--repeats", "2")
+    assert [(one["batch_size"], one["context"]) for one in times["timings"]] == [(2, 8), (2, 16)]
     flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
