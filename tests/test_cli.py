@@ -333,6 +333,7 @@ def test_an_empty_recipe_is_refused(
         ("train pydocs-ar-grc --train.nope 1", "unrecognized options: --train.nope, 1; --help lists the options"),
         ("evaluate {run} --contexts", "--contexts has no value; give at least one value, or remove the flag"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),
+        ("train pydocs-ar-grc --train.threads 1000000000", "threads must be at most 1,024; got 1000000000"),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),
