@@ -414,6 +414,9 @@ def test_fine_tuning_takes_the_config_of_the_first_run(
     settings = dataclasses.replace(first.train, max_steps=2, init_from=run)
     assert config == dataclasses.replace(first, train=settings)
     assert "logdepth evaluate runs/from-run-0" in capsys.readouterr().out
+    line = refused(capsys, "train", "--train.init-from", str(run), "--data.tokenizer.vocab-size", "99", "--out", "x")
+    assert line.endswith(f"uses the tokenizer of {run}; leave out other settings of data.tokenizer")
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_closed_terminal_saves(corpus: Path, tmp_path: Path) -> None:
