@@ -277,6 +277,11 @@ def test_metrics_that_were_moved_away_are_reported(run: Path, capsys: pytest.Cap
 
 def test_metrics_of_a_finished_run_are_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("5\n")
+    capsys.readouterr()
+    resume(run)
+    assert capsys.readouterr().err.endswith("metrics.jsonl: removed 1 line that is unreadable\n")
     flip(run / "metrics.jsonl", 100)
     with pytest.raises(UserError, match=r"metrics\.jsonl does not match its checksum.*or train a new run"):
         resume(run)

@@ -237,7 +237,8 @@ class RunFolder:
         complete, _, _ = data[len(kept) :].rpartition(b"\n")  # what a crash cut off is no surprise
         if unreadable := sum(not _is_metrics_line(line) for line in complete.split(b"\n") if line):
             lines = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-            print(f"{self.metrics}: removed {lines} unreadable; the steps since then follow again", file=sys.stderr)
+            again = "" if finished else "; the steps since then follow again"
+            print(f"{self.metrics}: removed {lines} unreadable{again}", file=sys.stderr)
         with replacing(self.metrics) as partial:
             partial.write_bytes(kept)
 
