@@ -129,8 +129,8 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
             return value
         if origin is dict and isinstance(value, dict):
             return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
+        if origin in (tuple, list) and isinstance(value, list | tuple):
+            return origin(_decode(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
         if option is float and _is_number(value):
             return float(value)
         if option is int and isinstance(value, int) and not isinstance(value, bool):

@@ -143,8 +143,8 @@ def test_train_and_everything_after_it(
     assert main(["generate", str(trained), "--prompt", "the cat", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "the cat" + made[0]["text"] + "\n"
 
-    times = answer(capsys, "time", str(trained), "--contexts", "16", "--batch-size", "2", "--repeats", "2")
-    assert times["timings"][0]["batch_size"] == 2
+    times = answer(capsys, "time", str(trained), "--contexts", "8,16", "--batch-size", "2", "--repeats", "2")
+    assert [(one["batch_size"], one["context"]) for one in times["timings"]] == [(2, 8), (2, 16)]
     flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
@@ -379,6 +379,14 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
     assert line.endswith("best.json.train: unknown field 'learnin_rate'; did you mean 'learning_rate'?")
 
 
+def test_an_empty_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "RECIPE is empty" in refused(capsys, "train", "")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -400,6 +408,7 @@ def test_config_files_come_before_flags(corpus: Path, tmp_path: Path, capsys: py
         ("train pydocs-ar-grc --train.nope 1", "unrecognized options: --train.nope, 1; --help lists the options"),
         ("evaluate {run} --contexts", "--contexts has no value; give at least one value, or remove the flag"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),
+        ("train pydocs-ar-grc --train.threads 1000000000", "threads must be at most 1,024; got 1000000000"),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),

@@ -207,6 +207,10 @@ def bad_parquet(folder: Path) -> None:
         (bad_json, r"a\.jsonl:2 is not JSON"),
         (lambda folder: (folder / "a.jsonl").write_text('{"body": 1}\n'), r'a\.jsonl:1 must have a "text" field.*body'),
         (lambda folder: (folder / "a.jsonl").write_text("[1]\n"), r'a\.jsonl:1 must have a "text" field.*a list'),
+        (
+            lambda folder: (folder / "a.jsonl").write_text('{"text": 5}\n'),
+            r'a\.jsonl:1 must have a "text" field.*; it has 5$',
+        ),
         (bad_xz, r"a\.jsonl\.xz is damaged or truncated"),
         (bad_zst, r"a\.jsonl\.zst is damaged or truncated"),
         (cut_zst, r"a\.txt\.zst is damaged or truncated \(the last frame is incomplete\)"),

@@ -320,6 +320,10 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
         (lambda: LMConfig(blocks="scan"), r"write \('scan',\)"),  # type: ignore[arg-type]
         (lambda: LMConfig(dim=0), "dim must be at least 1"),
         (lambda: LMConfig(repeats=0), "repeats must be at least 1 and at most 1,000; got 0"),
+        (
+            lambda: LMConfig(blocks=("mlp",) * 1001),
+            "the number of blocks must be at least 1 and at most 1,000; got 1001",
+        ),
         (lambda: LMConfig(blocks=()), "there must be a block"),
         (lambda: LMConfig(output_dropout=1.0), "output_dropout must be from 0 to below 1; got 1.0"),
         (lambda: LMConfig(blocks=("atention",)), "there is no block 'atention'.*attention"),

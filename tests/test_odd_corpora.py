@@ -168,6 +168,19 @@ def test_a_run_whose_corpus_is_refused_leaves_no_folder(tmp_path: Path, capsys: 
     assert not out.exists()
 
 
+@pytest.mark.parametrize("verb", ["train", "sweep", "reproduce"])
+def test_odd_folders_for_results_are_refused(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose weights have such a path could be trained, but not loaded."""
+    data = ["--data.paths", str(written(tmp_path / "a.txt", TEXT.encode()))]
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    flags = [*data, "--data.tokenizer.vocab-size", "300"] if verb != "reproduce" else [*data, "--models", "ar-grc"]
+    name = "text" if verb == "reproduce" else "text-ar-grc"
+    line = refused(capsys, verb, name, *flags, "--out", str(out))
+    assert r"caf\xe9" in line
+    assert line.endswith("is not UTF-8 or has control characters; choose another --out")
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("name", [LONG_NAME, os.fsdecode(b"caf\xe9")])
 def test_odd_folders_for_data_and_cache_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -74,6 +74,17 @@ def test_overrides_cannot_make_a_row_another(
         assert says in error_of(capsys, "text", *flags, str(file), "--out", str(tmp_path / "study"))
 
 
+def test_a_text_shorter_than_a_batch_is_refused_before_anything_is_written(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "long.json"
+    data = {"paths": [str(corpus)], "tokenizer": {"vocab_size": VOCAB, "lossless": False}}
+    config.write_text(json.dumps({"data": data, "train": {"context": 100_000, "device": "cpu"}}))
+    part = ["text", "--models", "ar-grc", "--out", str(tmp_path / "study"), "--config", str(config)]
+    assert "fewer than one batch of 32 × 100000 + 1; lower train.batch_size" in error_of(capsys, *part)
+    assert not (tmp_path / "study").exists()
+
+
 def test_two_processes_do_not_work_on_one_study(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 import logdepth.atomic as atomic
 from logdepth.checksums import seal
 from logdepth.cli import main
+from logdepth.data import prepare
 from logdepth.errors import UserError
 from logdepth.runs import RunFolder
 from logdepth.runs.tensors import load_tensors, save_tensors
@@ -21,6 +22,7 @@ from logdepth.training import resume, train
 from tests.command_line import refused
 from tests.run_folders import interrupted_at, measured, run_config, same_files
 from tests.small_models import SMALL_MODELS
+from tests.tiny_corpus import write_corpus
 
 FILES = ("config.json", "environment.json", "tokenizer.model", "metrics.jsonl", "checkpoint.safetensors")
 
@@ -215,11 +217,20 @@ def test_another_tokenizer_is_refused(run: Path, corpus: Path, tmp_path: Path) -
             use()
 
 
-def test_records_that_this_version_does_not_know_are_refused(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("mood", "good", "standing: unknown field 'mood'; there are: step.*"),
+        ("step", "8", r"standing\.step: expected int; got '8'"),
+        ("step", -5, "standing: validated must be from 0 to step; got 8 and -5"),
+        ("losses", "abc", r"standing\.losses: expected list; got 'abc'"),
+    ],
+)
+def test_records_that_this_version_does_not_know_are_refused(field: str, value: Any, says: str, run: Path) -> None:
     tensors, record = load_tensors(run / "checkpoint.safetensors")
-    record["standing"]["mood"] = "good"
+    record["standing"][field] = value
     save_tensors(run / "checkpoint.safetensors", tensors, record)
-    with pytest.raises(UserError, match=r"not a checkpoint of this version .*'mood'"):
+    with pytest.raises(UserError, match=rf"not a checkpoint of this version .*\({says}\); restore it"):
         resume(run)
 
 
@@ -266,6 +277,11 @@ def test_metrics_that_were_moved_away_are_reported(run: Path, capsys: pytest.Cap
 
 def test_metrics_of_a_finished_run_are_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("5\n")
+    capsys.readouterr()
+    resume(run)
+    assert capsys.readouterr().err.endswith("metrics.jsonl: removed 1 line that is unreadable\n")
     flip(run / "metrics.jsonl", 100)
     with pytest.raises(UserError, match=r"metrics\.jsonl does not match its checksum.*or train a new run"):
         resume(run)
@@ -359,6 +375,40 @@ def test_other_changes_of_a_resumed_run_are_refused(
     assert (run / "config.json").read_bytes() == before
 
 
+def test_damage_is_found_before_the_config_of_a_resumed_run_changes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.json").read_bytes()
+    flip(run / "metrics.jsonl", 100)
+    line = refused(capsys, "train", "--resume", str(run), "--train.max-steps", "30")
+    assert "metrics.jsonl does not match its checksum" in line
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_resumed_run_does_not_change_to_other_text(
+    run: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.json").read_bytes()
+    other = write_corpus(tmp_path / "other", count=300)
+    line = refused(capsys, "train", "--resume", str(run), "--data.paths", str(other))
+    assert "is not the text that" in line
+    assert (run / "config.json").read_bytes() == before
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    assert main(["train", "--resume", str(run), "--data.paths", str(moved)]) == 0
+    assert RunFolder(run).config().data.paths == (moved,)
+
+
+def test_damaged_validation_tokens_are_found_before_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGDEPTH_CACHE", str(tmp_path / "cache"))
+    config = run_config(corpus)
+    flip(prepare(config.data).folder / "valid.bin", 20)
+    with pytest.raises(UserError, match=r"valid\.bin does not match its checksum"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_fine_tuning_takes_the_config_of_the_first_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,6 +419,9 @@ def test_fine_tuning_takes_the_config_of_the_first_run(
     settings = dataclasses.replace(first.train, max_steps=2, init_from=run)
     assert config == dataclasses.replace(first, train=settings)
     assert "logdepth evaluate runs/from-run-0" in capsys.readouterr().out
+    line = refused(capsys, "train", "--train.init-from", str(run), "--data.tokenizer.vocab-size", "99", "--out", "x")
+    assert line.endswith(f"uses the tokenizer of {run}; leave out other settings of data.tokenizer")
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_closed_terminal_saves(corpus: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """torch.func and torch.compile around and inside the scan."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from logdepth import reduce, scan
+from logdepth import MemoryLayer, reduce, scan
 from logdepth.scanning.plan_cache import PLANS
 from tests.toy import WIDTH, Toy, assert_same, gradients, random_elements
 
@@ -126,8 +127,10 @@ class Scanned(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's exporters
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_exports_of_one_length_work_and_of_any_length_are_refused() -> None:
-    module = Scanned()
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("make", [Scanned, lambda: MemoryLayer(WIDTH, heads=1).to(ELEMENTS)], ids=["scan", "memory"])
+def test_exports_of_one_length_work_and_of_any_length_are_refused(make: Callable[[], nn.Module]) -> None:
+    module = make()
     exported = torch.export.export(module, (ELEMENTS,)).module()
     assert_same(exported(ELEMENTS), module(ELEMENTS))
     says = "do not support scans, because a scan's merges depend on the length; use torch.export with fixed shapes"

@@ -14,6 +14,7 @@ from torch import Tensor
 from logdepth.blocks.layout import Layout
 from logdepth.ops.block_reading import ReadIndex
 from logdepth.ops.dispatch import outside_compiled_graphs
+from logdepth.scanning.arguments import refuse_traced_sizes
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Ints, Lengths
 from logdepth.scanning.plan_cache import PLANS
@@ -69,6 +70,7 @@ class Pieces(NamedTuple):
 @outside_compiled_graphs
 def pieces_of(layout: Layout, chunk: int, opened: Ints, device: torch.device) -> Pieces:
     """The pieces of the layout's new tokens; `opened` are the tokens of each row's open chunk before them."""
+    refuse_traced_sizes(layout.shape)
     key = ("pieces", chunk, Lengths.of(opened).key, Lengths.of(layout.new).key, layout.shape, layout.packed, device)
     return PLANS.get(key, device, partial(_pieces_of, layout, chunk, opened, device))
 

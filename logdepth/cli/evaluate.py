@@ -10,7 +10,7 @@ import tyro
 
 from logdepth.acceleration import acceleration_in_words
 from logdepth.cli.output import print_json, print_table
-from logdepth.cli.parsing import Switch, parse, refuse_both
+from logdepth.cli.parsing import Switch, parse, refuse_both, with_separate_contexts
 from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
@@ -120,19 +120,6 @@ def run(arguments: Sequence[str]) -> int:
     ]
     print_table(heads, rows)
     return 0
-
-
-def with_separate_contexts(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--contexts 32,128` as `--contexts 32 128`."""
-    separate: list[str] = []
-    flag = ""
-    for argument in arguments:
-        if argument.startswith("-"):
-            flag, *value = argument.split("=", 1)
-            separate += [flag, *value[0].split(",")] if flag == "--contexts" and value else [argument]
-        else:
-            separate += [one for one in argument.split(",") if one] if flag == "--contexts" else [argument]
-    return separate
 
 
 def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:

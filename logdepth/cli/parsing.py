@@ -113,6 +113,19 @@ def _refuse_repeated_lists(arguments: Sequence[str]) -> None:
             raise UserError(f"{flag} is given {flags.count(flag)} times; give it once, with all of its values")
 
 
+def with_separate_contexts(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--contexts 32,128` as `--contexts 32 128`."""
+    separate: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag, *value = argument.split("=", 1)
+            separate += [flag, *value[0].split(",")] if flag == "--contexts" and value else [argument]
+        else:
+            separate += [one for one in argument.split(",") if one] if flag == "--contexts" else [argument]
+    return separate
+
+
 def refuse_both(one: str, other: str, arguments: Sequence[str]) -> None:
     """Raise a UserError if both flags are given and one of them would be ignored."""
     flags = {argument.partition("=")[0] for argument in arguments}

@@ -11,7 +11,7 @@ import tyro
 
 from logdepth.acceleration import acceleration_in_words, compile_model
 from logdepth.cli.output import print_json, print_table
-from logdepth.cli.parsing import Switch, parse, refuse_both
+from logdepth.cli.parsing import Switch, parse, refuse_both, with_separate_contexts
 from logdepth.errors import UserError
 from logdepth.evaluate import PAPER_CONTEXTS
 from logdepth.models import LanguageModel
@@ -30,7 +30,7 @@ class TimeCommand:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|RUN")]
     """Recipe, whose model is timed untrained, or folder of a run."""
     contexts: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    """Context lengths in tokens."""
+    """Context lengths in tokens, separated by spaces or commas."""
     grid: Switch = False
     """Time at the paper's context lengths: 32, 160, …, 2,976."""
     batch_size: int | None = None
@@ -56,7 +56,7 @@ class TimeCommand:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = parse(TimeCommand, arguments, "time")
+    command = parse(TimeCommand, with_separate_contexts(arguments), "time")
     refuse_both("--grid", "--contexts", arguments)
     contexts = PAPER_CONTEXTS if command.grid else command.contexts
     for flag, value, least in (

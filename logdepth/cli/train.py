@@ -66,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return _resume(arguments)
     name, file = named_first(arguments, RECIPES), value_of("--config", arguments)
+    if name == "":  # as from an unset variable of a shell
+        raise UserError("RECIPE is empty; `logdepth recipes` lists the recipes")
     first = value_of("--train.init-from", arguments)
     changes = {} if file is None else changes_in(Path(file))
     if name is None and isinstance(changes.get("recipe"), str):  # a sweep's best.json
@@ -84,9 +86,17 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(TrainCommand, arguments, "train", TrainCommand(recipe=name or "", run=config))
     if command.recipe != (name or ""):  # the value of a flag looked like a recipe
         raise UserError(f"which recipe, '{name}' or '{command.recipe}'? put it before the flags")
+    if name is None and first is not None:
+        _refuse_other_tokenizer(command.run, first)
     named = name or f"from-{Path(str(first)).resolve().name}"
     out = command.out or Path("runs") / f"{named}-{command.run.seed}"
     return _finish(out, command.json, lambda: train(command.run, out, command.data_dir))
+
+
+def _refuse_other_tokenizer(config: RunConfig, first: str) -> None:
+    """Raise a UserError if settings of the tokenizer are not those of the run `first`: they would have no effect."""
+    if config.data.tokenizer != RunFolder(first).config().data.tokenizer:
+        raise UserError(f"--train.init-from uses the tokenizer of {first}; leave out other settings of data.tokenizer")
 
 
 def changed(config: RunConfig, changes: dict[str, Any], file: str) -> RunConfig:

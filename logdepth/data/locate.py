@@ -42,10 +42,10 @@ def local_shards(data_dir: Path | None, folder: str, pattern: str) -> list[Path]
     return sorted(file for file in (parent / folder).glob(pattern) if file.is_file())
 
 
-def refuse_unprintable(path: Path) -> None:
+def refuse_unprintable(path: Path, remedy: str = "rename it") -> None:
     """Raise a UserError if a path could be neither printed in one line nor recorded in a file."""
     if UNPRINTABLE.search(str(path)):
-        raise UserError(f"the name {os.fsencode(path)!r} is not UTF-8 or has control characters; rename it")
+        raise UserError(f"the name {os.fsencode(path)!r} is not UTF-8 or has control characters; {remedy}")
 
 
 def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterator[dict[str, Any]]:

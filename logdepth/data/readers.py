@@ -157,6 +157,8 @@ def _text_of(line: str, where: str) -> str:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         found = f"the fields {_listed(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        if isinstance(row, dict) and "text" in row:
+            found = f"{text!r:.60}"
         raise UserError(f'{where} must have a "text" field that is a string; it has {found}')
     return text
 

@@ -70,6 +70,7 @@ class LMConfig:
         if self.dim < 1 or not self.blocks:
             raise ValueError("dim must be at least 1, and there must be a block")
         check_layers("repeats", self.repeats)
+        check_layers("the number of blocks", len(self.blocks))
         blocks = tuple(block_config(one) if isinstance(one, str) else one for one in self.blocks)
         object.__setattr__(self, "blocks", blocks)  # the only way in a frozen dataclass
         check_dropouts(self)

@@ -143,6 +143,8 @@ class _Work:
         texts = {f"{row} seed {seed}": DataFacts.of(prepared) for (row, seed), prepared in self.prepared.items()}
         refuse_other_text({name: run.data for name, run in done.items()} | texts, self.out)
         self.others = self._other_texts()
+        for row, config in self.missing:
+            self._work_of(row, config)  # refuses a text that is shorter than a batch
         for (file, run), (name, store) in itertools.product(done.items(), self.others.items()):
             if any(other.name == name and other.text.sha256 != store.info.text_sha256 for other in run.others):
                 raise UserError(

@@ -12,6 +12,9 @@ from logdepth.errors import UserError
 from logdepth.models import ModelConfig, ScanLMConfig
 from logdepth.ops.precision import Precision
 
+MAX_THREADS = 1_024
+"""Number of CPU threads above which a config is refused. OpenMP ends the process if it cannot start as many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -82,6 +85,8 @@ class TrainConfig:
         for name in (*at_least_one, *(name for name in may_be_none if getattr(self, name) is not None)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ValueError(f"threads must be at most {MAX_THREADS:,}; got {self.threads}")
         for name in ("learning_rate", "clip", "checkpoint_minutes", "muon_learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

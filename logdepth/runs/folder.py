@@ -41,6 +41,7 @@ from logdepth.atomic import (
 from logdepth.checksums import checksum_of, checksum_of_bytes, mismatch, seal, unseal
 from logdepth.config import from_dict, to_dict
 from logdepth.data import Prepared, Tokenizer
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel, unallocated
 from logdepth.runs.config import RunConfig
@@ -123,6 +124,7 @@ class RunFolder:
                 f"{self.path} already holds a run; resume it with `logdepth train --resume {quoted(self.path)}`, "
                 "or choose another --out"
             )
+        refuse_unprintable(self.path, "choose another --out")  # safetensors reads no such file
         with readable_disk_errors(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise UserError(f"{self.path} is a file; choose another --out")
@@ -235,7 +237,8 @@ class RunFolder:
         complete, _, _ = data[len(kept) :].rpartition(b"\n")  # what a crash cut off is no surprise
         if unreadable := sum(not _is_metrics_line(line) for line in complete.split(b"\n") if line):
             lines = "1 line that is" if unreadable == 1 else f"{unreadable} lines that are"
-            print(f"{self.metrics}: removed {lines} unreadable; the steps since then follow again", file=sys.stderr)
+            again = "" if finished else "; the steps since then follow again"
+            print(f"{self.metrics}: removed {lines} unreadable{again}", file=sys.stderr)
         with replacing(self.metrics) as partial:
             partial.write_bytes(kept)
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from logdepth.scanning.integers import LengthsLike, integers
@@ -27,15 +28,20 @@ class Layout(NamedTuple):
         return np.arange(self.new.num_rows) * self.row_stride
 
 
-def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Layout:
-    """Check the arguments and return their layout."""
-    if not isinstance(elements, Tensor):
-        raise TypeError(f"elements must be a tensor; got {type(elements).__name__}")
-    if not all(type(size) is int for size in elements.shape):  # a Tensor in a trace, a SymInt in an export
+def refuse_traced_sizes(shape: torch.Size) -> None:
+    """Raise a NotImplementedError if the sizes of a shape are not numbers, as within a trace or a dynamic export."""
+    if not all(type(size) is int for size in shape):  # a Tensor in a trace, a SymInt in an export
         raise NotImplementedError(
             "torch.jit.trace, and torch.export with dynamic shapes, do not support scans, because a scan's merges "
             "depend on the length; use torch.export with fixed shapes, once for each length, or the model itself"
         )
+
+
+def layout_of(elements: Tensor, lengths: LengthsLike | None, cu_seqlens: LengthsLike | None) -> Layout:
+    """Check the arguments and return their layout."""
+    if not isinstance(elements, Tensor):
+        raise TypeError(f"elements must be a tensor; got {type(elements).__name__}")
+    refuse_traced_sizes(elements.shape)
     if lengths is not None and cu_seqlens is not None:
         raise ValueError("lengths are for a padded batch and cu_seqlens for packed documents; give only one of them")
     if cu_seqlens is not None:

@@ -24,6 +24,7 @@ import logdepth
 from logdepth.atomic import alone
 from logdepth.checksums import seal
 from logdepth.config import difference, flattened, override, to_dict
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError
 from logdepth.progress import Part, Progress, in_words
 from logdepth.recipes import recipe
@@ -85,6 +86,7 @@ def _check(search: Search) -> None:
         raise UserError(f"--trials must be at least 1; got {search.trials}")
     if not 0 < search.grace < math.inf:
         raise UserError(f"--grace must be above 0 and finite; got {search.grace}")
+    refuse_unprintable(search.out, "choose another --out")
 
 
 def _refuse_trials_of_another_study(search: Search, study: optuna.Study) -> None:

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from logdepth.checksums import checksum_of_bytes
+from logdepth.config import from_dict
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel
 from logdepth.runs import RunFolder
-from logdepth.runs.folder import load_weights
+from logdepth.runs.folder import WEIGHTS_REMEDY, load_weights
 from logdepth.training.optimizer import ModelOptimizer
 
 VERSION = 1
@@ -42,6 +43,10 @@ class TrainState:
     """Losses of the steps since the last line of metrics."""
     norm: float = math.nan
     """Norm of the last gradient, before clipping."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validated <= self.step:
+            raise ValueError(f"validated must be from 0 to step; got {self.validated} and {self.step}")
 
 
 class Checkpoints:
@@ -84,11 +89,12 @@ class Checkpoints:
         file = self.folder.checkpoint
         tensors, record = self.folder.read_tensors(file)
         try:
-            if record["version"] != VERSION:
-                raise TypeError(f"version {record['version']}")
-            state = TrainState(**record["standing"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{file} is not a checkpoint of this version of logdepth ({error})") from None
+            if record.get("version") != VERSION:
+                raise UserError(f"its version is {record.get('version')!r}")
+            state = from_dict(TrainState, record.get("standing"), "standing")
+        except UserError as error:
+            what = f"{file} is not a checkpoint of this version of logdepth"
+            raise UserError(f"{what} ({error}); {WEIGHTS_REMEDY}") from None
         load_weights(self.model, _below("model/", tensors), file)
         self.optimizer.restore(_below("optimizer/", tensors))
         self.metrics_mark = record.get("metrics")

@@ -48,6 +48,7 @@ class Trainer:
         train, store = config.train, prepared.stores["train"]
         self.batches = batches_of(config, store)
         prepared.stores["valid"].refuse_if_nothing_to_predict()
+        prepared.stores["valid"].verify()  # now, and not at the first validation
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         torch.manual_seed(config.seed)
         self.model: LanguageModel = config.model.build(prepared.tokenizer.vocab_size).to(device)
@@ -108,7 +109,6 @@ class Trainer:
         """Trains to the end. When a signal asks to stop, it saves everything and raises Interrupted."""
         state = self.state
         _ = self.folder.belonging  # what the checkpoints will name
-        self.checkpoints.rewind_metrics(state)
         self.watch.started(self.total_steps)
         if state.finished:
             return state

@@ -61,6 +61,7 @@ def resume(
             print(f"the environment has changed ({what}): the run may not resume bit-for-bit", file=sys.stderr)
         folder.refuse_odd_files()
         trainer = Trainer(folder, config, prepared, device, watch)
+        trainer.checkpoints.rewind_metrics(trainer.state)  # refuses damaged ones, before the config changes
         if changes:
             folder.change_config(config)
             print(f"{out} continues with {', '.join(changes)}", file=sys.stderr)
@@ -119,8 +120,9 @@ def use_threads(config: RunConfig) -> None:
 
 def prepared_for(folder: RunFolder, data_dir: Path | None = None, config: RunConfig | None = None) -> Prepared:
     """The token store of a run: from the cache, or prepared again from the same text, which `config` may locate."""
-    key, tokenizer = folder.store_key(), folder.tokenizer()
-    if is_prepared(key):
+    key, tokenizer, saved = folder.store_key(), folder.tokenizer(), with_absolute_paths(folder.config())
+    data = (config or saved).data
+    if data.paths == saved.data.paths and is_prepared(key):
         prepared = open_prepared(key)
         if prepared.tokenizer.hash != tokenizer.hash:
             raise UserError(
@@ -128,7 +130,6 @@ def prepared_for(folder: RunFolder, data_dir: Path | None = None, config: RunCon
                 "from a copy"
             )
         return prepared
-    data = (config or folder.config()).data
     prepared = prepare(data, data_dir, tokenizer)
     if prepared.key != key:
         raise UserError(
