@@ -1,4 +1,4 @@
-"""Builds a folder of made-up results (studies, a sweep, associativity) for tests of the results pages."""
+"""Builds a folder of made-up results (studies, a sweep, tasks, associativity) for tests of the results pages."""
 
 import dataclasses
 import json
@@ -10,10 +10,11 @@ from logdepth.associativity import Associativity, Distance, InParts, Law
 from logdepth.evaluate import evaluate
 from logdepth.recipes import RECIPES, parameters_of, rows_of
 from logdepth.results import RunResult, TimingResult, write_result
+from logdepth.solving import write_task_result
 from tests.small_models import SMALL_MODELS, VOCAB
 from tests.test_associativity import TOKENS
 from tests.tiny_corpus import store_of
-from tests.tiny_study import made_up_run, made_up_times, made_up_timing, measured, positions_of
+from tests.tiny_study import made_up_run, made_up_task_result, made_up_times, made_up_timing, measured, positions_of
 
 MODELS = ("ar-grc", "ar-mlp-ldru", "transformer-alibi", "transformer-sinusoidal")
 TOKENS_OF_A_TEXT = 10**9
@@ -91,6 +92,12 @@ def add_sweep(path: Path, **changes: Any) -> None:
         "trials": [best, {"trial": 5, "state": "pruned", "loss": None, "params": {}}],
     }
     path.write_text(json.dumps(record | changes))
+
+
+def add_tasks(folder: Path) -> None:
+    for solver, share in (("grc", 1.0), ("rope", 0.4)):
+        for seed in range(2):
+            write_task_result(folder, made_up_task_result("s3", solver, seed, share))
 
 
 def an_associativity(laws: tuple[Law, ...] = ("up", "down", "mixed")) -> Associativity:

@@ -21,7 +21,7 @@ from results_page.kept import STUDIES, read_kept
 from results_page.markdown import NOTHING
 from results_page.page import PER_STUDY, SECTIONS, pages
 from results_page.readme import BEGIN, END, readme_block, with_block
-from tests.kept_results import a_run, add_associativity, add_study, add_sweep, an_associativity
+from tests.kept_results import a_run, add_associativity, add_study, add_sweep, add_tasks, an_associativity
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +34,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
         add_study(folder / study)
     add_sweep(folder / "sweeps" / "ptb" / "ptb-ar-grc.json")
     add_associativity(folder / "associativity" / "wikitext2-ar-grc.json", an_associativity())
+    add_tasks(folder / "tasks" / "groups-quick")
     return folder
 
 
@@ -117,7 +118,7 @@ def test_everything_is_written_and_drawn(everything: Path, tmp_path: Path) -> No
     linked |= set(re.findall(r"\(../(figures/results-[\w-]+\.svg)\)", "".join(written.values())))
     linked |= {path.removeprefix("docs/") for path in re.findall(r"\((docs/[\w/-]+\.svg)\)", readme.read_text())}
     assert {path.name for path in stale.parent.iterdir()} == {Path(path).name for path in linked}
-    assert len(linked) == 3 * len(STUDIES) + 3 + 2  # of two studies there are deeper models
+    assert len(linked) == 3 * len(STUDIES) + 3 + 2 + 1  # of two studies there are deeper models; one is of tasks
     assert readme.read_text().startswith(f"before\n{BEGIN}| study | model |")
     assert readme.read_text().endswith(f".*\n{END}\nafter\n")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -18,9 +18,10 @@ from logdepth.errors import UserError
 from logdepth.report.tasks import solvers_in, tasks_in, write_task_report
 from logdepth.reproduce import TASK_STUDIES, run_task_study, task_runs
 from logdepth.reproduce.tasks import DELETANG_TASKS
-from logdepth.solving import SOLVERS, Accuracy, TaskResult, read_task_result, read_task_results, write_task_result
+from logdepth.solving import SOLVERS, read_task_result, read_task_results, write_task_result
 from logdepth.tasks import FAMILIES, LDRU_LANGUAGES, TASKS
 from tests.command_line import refused
+from tests.tiny_study import made_up_task_result
 
 QUICK = {
     "solver": {"dim": 8},
@@ -229,22 +230,6 @@ def test_results_of_other_settings_are_refused(
     assert "s3-grc-0.json was made with train.steps 12, not 13; choose another --out, or use the same settings" in line
 
 
-def made_up(task: str, solver: str, seed: int, share: float) -> TaskResult:
-    test = [
-        Accuracy(length=case.length, items=case.items, sequences=1, asked=1000, right=round(1000 * share), last_right=1)
-        for case in TASKS[task].test_cases
-    ]
-    return TaskResult(
-        solver=solver,
-        config={"task": task, "seed": seed},
-        parameters=10,
-        steps=5,
-        finished="all steps done",
-        curve=(),
-        test=tuple(test),
-    )
-
-
 def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:
     """A failed seed is in the brackets; a solved task has a dot; tasks and models are in the order of their lists."""
     for task, solver, shares in (
@@ -253,7 +238,7 @@ def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:
         ("selective-copying", "rope", [0.9991]),
     ):
         for seed, share in enumerate(shares):
-            write_task_result(tmp_path / "results", made_up(task, solver, seed, share))
+            write_task_result(tmp_path / "results", made_up_task_result(task, solver, seed, share))
     results = read_task_results(tmp_path / "results")
     assert tasks_in(results) == ["mqar", "selective-copying"]
     assert solvers_in(results) == ["grc", "rope"]
@@ -274,5 +259,5 @@ def test_a_report_needs_results(tmp_path: Path) -> None:
 
 
 def test_result_files_are_those_of_their_names(tmp_path: Path) -> None:
-    path = write_task_result(tmp_path, made_up("mqar", "rope", 3, 0.5))
+    path = write_task_result(tmp_path, made_up_task_result("mqar", "rope", 3, 0.5))
     assert read_task_result(path).name == "mqar-rope-3"

@@ -18,6 +18,8 @@ from logdepth.results import (
     SplitFacts,
     TimingResult,
 )
+from logdepth.solving import Accuracy, TaskResult
+from logdepth.tasks import TASKS
 from logdepth.timing import Timing
 from tests.small_models import TINY
 from tests.tiny_corpus import VOCAB
@@ -134,4 +136,20 @@ def made_up_times(*rows: str) -> TimingResult:
         environment={"device": "cpu", "threads": 2, "torch": "2"},
         models=tuple(ModelTimings(recipe=f"ptb-{row}", row=row, parameters=10, timings=timings) for row in rows),
         made="logdepth reproduce ptb",
+    )
+
+
+def made_up_task_result(task: str, solver: str, seed: int, share: float) -> TaskResult:
+    test = [
+        Accuracy(length=case.length, items=case.items, sequences=1, asked=1000, right=round(1000 * share), last_right=1)
+        for case in TASKS[task].test_cases
+    ]
+    return TaskResult(
+        solver=solver,
+        config={"task": task, "seed": seed},
+        parameters=10,
+        steps=5,
+        finished="all steps done",
+        curve=(),
+        test=tuple(test),
     )

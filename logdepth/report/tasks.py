@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 """Panels of a figure beside each other."""
+CAPTION = (
+    "Accuracy by length. Shaded: lengths of training. Thick lines: median over seeds; thin lines: single seeds. "
+    "Dotted: the best guess that does not read the input."
+)
 WEIGHTING = f"with equal weight for each class if there are at most {FEW_CLASSES}"
 METHOD = (
     f"Score: share of right answers at all asked positions, {WEIGHTING}, averaged over the test cases that are longer, "
@@ -34,7 +38,7 @@ def write_task_report(folder: Path) -> Report:
     results = read_task_results(folder / "results")
     if not results:
         raise UserError(f"{folder / 'results'} contains no result files; create some with `logdepth reproduce`")
-    made = [_scores(results), _accuracies(results)]
+    made = [score_table(results), _accuracies(results)]
     return write_parts(folder, made, lambda: figures(results), lambda drawn: task_page(results, made[:1], drawn))
 
 
@@ -81,7 +85,8 @@ def _of(results: Sequence[TaskResult], task: str, solver: str) -> list[TaskResul
     return [result for result in results if (result.task, result.solver) == (task, solver)]
 
 
-def _scores(results: Sequence[TaskResult]) -> Table:
+def score_table(results: Sequence[TaskResult]) -> Table:
+    """The scores of all models on all tasks."""
     solvers = solvers_in(results)
     rows: list[tuple[Cell, ...]] = []
     for task in tasks_in(results):
@@ -148,11 +153,7 @@ def figures(results: Sequence[TaskResult]) -> "dict[str, tuple[str, Figure]]":
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
     legend_below(figure, columns=2 * columns)
-    caption = (
-        "Accuracy by length. Shaded: lengths of training. Thick lines: median over seeds; thin lines: single seeds. "
-        "Dotted: the best guess that does not read the input."
-    )
-    return {"accuracy": (caption, figure)}
+    return {"accuracy": (CAPTION, figure)}
 
 
 def draw_accuracy(axes: "Axes", task: str, results: Sequence[TaskResult], solvers: Sequence[str]) -> None:

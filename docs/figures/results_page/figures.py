@@ -19,7 +19,10 @@ from logdepth.report.figures import (
     numbered,
     side_by_side,
 )
+from logdepth.report.tasks import CAPTION as TASK_CAPTION
+from logdepth.report.tasks import figures as task_figures
 from logdepth.results import TimingResult, slug
+from logdepth.solving import TaskResult
 from results_page.kept import STUDIES, Kept, Sweep, home_of, label_of
 
 if TYPE_CHECKING:
@@ -59,7 +62,18 @@ def shown(name: str, plan: Plan) -> str:
 def page_plans(kept: Kept) -> dict[str, Plan]:
     """Map names to the figures of the pages."""
     of_studies = [pair for name in kept.studies for pair in _study_plans(kept, name)]
-    return dict([*of_studies, *_depth_plans(kept), *_sweep_plans(kept), *_associativity_plans(kept)])
+    of_tasks = _task_plans(kept)
+    return dict([*of_studies, *_depth_plans(kept), *_sweep_plans(kept), *_associativity_plans(kept), *of_tasks])
+
+
+def _task_plans(kept: Kept) -> Iterator[tuple[str, Plan]]:
+    for name, results in kept.tasks.items():
+        source = kept.sources[f"tasks/{name}"]
+        yield f"tasks-{name}", Plan(TASK_CAPTION, source, partial(_drawn_tasks, results))
+
+
+def _drawn_tasks(results: Sequence[TaskResult]) -> "Figure":
+    return task_figures(results)["accuracy"][1]
 
 
 def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:

@@ -1,4 +1,4 @@
-"""Reads everything in results/ (studies, sweeps, associativity) and names the studies."""
+"""Reads everything in results/ (studies, sweeps, associativity, tasks) and names the studies."""
 
 import hashlib
 from pathlib import Path
@@ -10,6 +10,7 @@ from logdepth.checksums import unseal
 from logdepth.errors import UserError
 from logdepth.report.content import in_order
 from logdepth.results import Results, read_results
+from logdepth.solving import TaskResult, read_task_results
 
 STUDIES = {
     "wikitext2": "WikiText-2, paper's settings",
@@ -23,7 +24,11 @@ STUDIES = {
     "webmix": "webmix",
 }
 """Folder in results/ → name in tables. Folder NAME-MORE is shown with NAME: each config of a model needs a folder."""
-NO_STUDIES = {"demo", "sweeps", "associativity"}
+NO_STUDIES = {"demo", "sweeps", "associativity", "tasks"}
+TASK_STUDIES = {
+    "groups-quick": "Word problems of groups: a quick look on a CPU",
+}
+"""Folder in results/tasks/ → heading. Each holds the result files of one study of tasks."""
 
 
 Sweep = dict[str, Any]
@@ -38,6 +43,8 @@ class Kept(NamedTuple):
     sweeps: dict[str, dict[str, Sweep]]
     """Study → model → its sweep."""
     associativity: dict[str, Associativity]
+    tasks: dict[str, list[TaskResult]]
+    """Results by study of tasks, in the order of `TASK_STUDIES`."""
     commands: dict[str, str]
     """Associativity study → the command that made it."""
     sources: dict[str, str]
@@ -51,15 +58,20 @@ def read_kept(folder: Path) -> Kept:
     associativity = {path: _read(path) for path in sorted((folder / "associativity").glob("*.json"))}
     for stray in (folder / "sweeps").glob("*.json"):
         raise UserError(f"{stray} belongs in a folder of its own, named after its study")
+    of_tasks = {name: folder / "tasks" / name for name in TASK_STUDIES if any((folder / "tasks" / name).glob("*.json"))}
+    for stray in (path for path in (folder / "tasks").glob("*") if path.name not in TASK_STUDIES):
+        raise UserError(f"{stray} has no name in TASK_STUDIES of docs/figures/results_page/kept.py; give it one there")
     folders = {path.parent for path in (folder / "sweeps").glob("*/*.json")}
     searched = sorted(folders, key=lambda path: (places[home_of(path.name)], path.name))
     return Kept(
         studies={name: read_results(studies[name]) for name in names},
         sweeps={path.name: _read_sweeps(path) for path in searched},
         associativity={path.stem: Associativity.from_dict(one, str(path)) for path, one in associativity.items()},
+        tasks={name: read_task_results(path) for name, path in of_tasks.items()},
         commands={path.stem: one.get("command", "not recorded") for path, one in associativity.items()},
         sources={name: _source(name, sorted(path.glob("*.json"))) for name, path in studies.items()}
         | {f"sweeps/{path.name}": _source(f"sweeps/{path.name}", sorted(path.glob("*.json"))) for path in searched}
+        | {f"tasks/{name}": _source(f"tasks/{name}", sorted(path.glob("*.json"))) for name, path in of_tasks.items()}
         | {f"associativity/{path.stem}": _source(f"associativity/{path.name}", [path]) for path in associativity},
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from logdepth.results import Results, RunResult, TimingResult
-from results_page.kept import Kept, Sweep, home_of, label_of
+from results_page.kept import TASK_STUDIES, Kept, Sweep, home_of, label_of
 from results_page.markdown import NOTHING
 
 
@@ -35,6 +35,19 @@ def associativity_origins(kept: Kept) -> str:
         for name, command in kept.commands.items()
     ]
     return "\n".join(lines) or NOTHING
+
+
+def task_origins(kept: Kept) -> str:
+    """Return, for each study of tasks, one line of facts and its commands."""
+    parts = []
+    for name, results in kept.tasks.items():
+        devices, versions = (
+            _distinct(str(one.environment.get(fact)) for one in results) for fact in ("device", "torch")
+        )
+        facts = f"runs: {len(results)}; {devices}; torch {versions}"
+        commands = _code_block(one.command for one in results)
+        parts.append(f"**{TASK_STUDIES[name]}** (`results/tasks/{name}/`): {facts}.\n\n{commands}")
+    return "\n\n".join(parts) or NOTHING
 
 
 def _of_sweep(study: str, sweep: Sweep) -> str:

@@ -7,10 +7,11 @@ from results_page.associativity import associativity
 from results_page.bars import bars, verdicts
 from results_page.headline import caveats, headline
 from results_page.kept import Kept
-from results_page.origins import associativity_origins, origins, sweep_origins
+from results_page.origins import associativity_origins, origins, sweep_origins, task_origins
 from results_page.readme import main_figures
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
+from results_page.tasks import tasks
 
 SECTIONS: dict[str, Callable[[Kept], str]] = {
     "headline": headline,
@@ -23,6 +24,8 @@ SECTIONS: dict[str, Callable[[Kept], str]] = {
     "sweep_origins": sweep_origins,
     "associativity": associativity,
     "associativity_origins": associativity_origins,
+    "tasks": tasks,
+    "task_origins": task_origins,
 }
 """The content of each `{{name}}`; `PER_STUDY` has the others."""
 PER_STUDY: dict[str, Callable[[Kept, str], str]] = {"study": study_section, "origins": origins}
