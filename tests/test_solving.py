@@ -270,6 +270,21 @@ def test_stopped_and_resumed_ends_in_the_same_bits(
     assert all(torch.equal(one, parts[0][name]) for name, one in whole[0].items())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["grc", "memory", "rope", "window"])
+def test_on_a_gpu_graphs_train_as_plain_steps_do_and_resume_in_the_same_bits(name: str, tmp_path: Path) -> None:
+    config = run_config(steps=120, check_every=40, device="cuda", curriculum=0.2, batch_tokens=256)
+    config = dataclasses.replace(config, solver=SOLVERS[name].config(32))
+    whole = trained(config, tmp_path / "whole")
+    counts = iter(range(1, 1000))
+    trained(config, tmp_path / "parts", must_stop=lambda: next(counts) == 67)
+    trained(config, tmp_path / "parts")
+    assert files_of(tmp_path / "whole")[1] == files_of(tmp_path / "parts")[1]
+    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, accelerate=False))
+    slow = trained(plain, tmp_path / "plain")
+    assert whole.curve[0][1] == pytest.approx(slow.curve[0][1], rel=0.02)
+
+
 def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
     config = run_config()
     before = trained(config, tmp_path)

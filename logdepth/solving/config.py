@@ -46,8 +46,9 @@ class TaskTrainConfig:
     stop_at: float | None = 0.9999
     """Stop after two checks in a row with at least this accuracy at every test length that checks cover. Checks have
     examples of their own. They decide when training ends, not which weights are kept. None: always train all steps."""
-    precision: Precision = "auto"
-    """Precision of the arithmetic; weights are always float32. auto: bfloat16 autocast on CUDA, float32 elsewhere."""
+    precision: Precision = "float32"
+    """Precision of the arithmetic; weights are always float32. auto: bfloat16 autocast on CUDA, float32 elsewhere. The
+    default is exact, because errors of long state tracking add up, and small models are bound by launches anyway."""
     device: str = "auto"
     """Device to train on: cpu, cuda, cuda:1, and so on. auto: a GPU if there is one."""
     threads: int | None = None
