@@ -20,6 +20,10 @@ SEEDS = (0, 1, 2)
 SHORT = ("experiments/webmix-short.json",)
 
 
+QUICK_MODELS = ("grc", "memory-twice", "delta-twice", "grc-memory", "window", "rope", "alibi")
+"""Models of the quick look at word problems of groups."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One command, run in the project's root folder."""
@@ -109,6 +113,7 @@ def jobs(data: Path = Path("data")) -> list[Job]:
         *_searched("ptb", "ptb-tuned", PTB_TUNED),
         *_deeper("wikitext2"),
         *_deeper("ptb"),
+        *_tasks("groups", "groups-quick", ["s3", "s4"], QUICK_MODELS, "experiments/groups-quick.json"),
         *_runs("webmix", "webmix", SHORT, IN_THE_PAPER, seeds=(0,), flags=("--others", pages)),
         _times("wikitext2"),
         _times("ptb", [str(_record("ptb", "ptb", row)) for row in ROWS]),
@@ -177,6 +182,19 @@ def _runs(
             keeps={out / "results" / name: RESULTS / study / name},
             after=after,
             keep_incomplete=True,
+        )
+
+
+def _tasks(family: str, study: str, tasks: Sequence[str], models: Sequence[str], config: str) -> Iterator[Job]:
+    """Return one job per task and model, with seed 0, on words of up to 1,024 tokens."""
+    for task, model in product(tasks, models):
+        out = Path("studies") / f"{study}-{task}-{model}"
+        name = f"{task}-{model}-0.json"
+        selected = ("--tasks", task, "--models", model, "--seeds", "0", "--longest", "1024")
+        yield Job(
+            name=f"{study}/{task}/{model}",
+            command=("reproduce", family, *selected, "--config", config, "--out", str(out)),
+            keeps={out / "results" / name: RESULTS / "tasks" / study / name},
         )
 
 

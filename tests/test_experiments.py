@@ -6,21 +6,24 @@ from pathlib import Path
 import pytest
 
 from experiments.plan import ROWS, Job, jobs
+from logdepth import solving
 from logdepth.cli.parsing import parse
-from logdepth.cli.reproduce import ReproduceCommand
+from logdepth.cli.reproduce import ReproduceCommand, TaskStudyCommand
 from logdepth.cli.sweep import SweepCommand
 from logdepth.config import from_dict, override
 from logdepth.recipes import parameters_of, recipe
-from logdepth.reproduce import study_of
+from logdepth.reproduce import TASK_STUDIES, study_of, task_runs
 from logdepth.results import RunResult, read_result
 from logdepth.runs import RunConfig, decisive
+from logdepth.solving import TaskRunConfig, read_task_result
 from logdepth.sweep import default_specs, parse_space
 from logdepth.sweep.space import described
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.json"))
 JOBS = jobs()
-RUNS = [job for job in JOBS if job.command[0] == "reproduce"]
+TASKS = [job for job in JOBS if job.command[:2] in {("reproduce", name) for name in TASK_STUDIES}]
+RUNS = [job for job in JOBS if job.command[0] == "reproduce" and job not in TASKS]
 SWEEPS = [job for job in JOBS if job.command[0] == "sweep"]
 
 
@@ -40,6 +43,8 @@ def test_there_are_some() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_config_is_used_by_a_job_and_changes_its_recipe(path: Path) -> None:
     saved = json.loads(path.read_text())
+    if any(str(path.relative_to(ROOT)) in job.command for job in TASKS):
+        return  # test_a_task_is_one_that_reproduce_takes reads it
     corpora = {job.command[1] for job in RUNS if str(path.relative_to(ROOT)) in job.command}
     assert corpora
     for corpus in corpora:
@@ -78,6 +83,20 @@ def test_a_run_is_one_that_reproduce_takes(job: Job) -> None:
             assert isinstance(result, RunResult)
             planned = {(row, config.seed): config for row, config in study.runs()}[result.row, result.config.seed]
             assert decisive(result.config) == decisive(planned), f"{kept} was made with another config than the plan's"
+
+
+@pytest.mark.parametrize("job", TASKS, ids=name_of)
+def test_a_task_is_one_that_reproduce_takes(job: Job) -> None:
+    command = parse(TaskStudyCommand, job.command[1:], "reproduce")
+    study = TASK_STUDIES[command.study]
+    ((solver, config),) = task_runs(study, command.tasks, command.models, command.seeds, command.config)
+    assert config != study.run(config.task, solver, config.seed)
+    ((written, kept),) = job.keeps.items()
+    assert command.out is not None
+    assert written == command.out / "results" / f"{config.task}-{solver}-{config.seed}.json"
+    if kept.exists():
+        saved = from_dict(TaskRunConfig, read_task_result(kept).config)
+        assert solving.decisive(saved) == solving.decisive(config), f"{kept} has another config than the plan's"
 
 
 def reaches(job: Job) -> set[str]:
