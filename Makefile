@@ -15,7 +15,7 @@ help: ## list all targets
 
 demo: $(DEMO_STAMP) ## run the paper's experiment on a small corpus, and one on state tracking (minutes on two cores)
 	LOGDEPTH_CACHE=$(CURDIR)/demo/cache $(BIN)/logdepth reproduce pydocs --out demo
-	$(BIN)/logdepth reproduce groups --tasks s3 --models grc rope --seeds 0 --longest 1024 --lanes 2 \
+	$(BIN)/logdepth reproduce groups --tasks s3 --models grc-dropout rope --seeds 0 --longest 1024 --lanes 2 \
 		--config experiments/groups-quick.json --out demo/groups
 
 $(DEMO_STAMP): pyproject.toml constraints.txt

@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)
 SHORT = ("experiments/webmix-short.json",)
 
 
-QUICK_MODELS = ("grc", "memory-twice", "delta-twice", "grc-memory", "window", "rope", "alibi")
+QUICK_MODELS = ("grc", "grc-dropout", "memory-twice", "delta-twice", "grc-memory", "window", "rope", "alibi")
 """Models of the quick look at word problems of groups."""
 
 

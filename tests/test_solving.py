@@ -96,7 +96,7 @@ def test_rows_with_different_numbers_of_questions_ask_everywhere_and_ignore_the_
 def test_answers_in_pieces_are_those_of_the_whole(
     name: str, task: GroupWords | MultiQueryRecall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = build_solver(task, SOLVERS[name].config(16)).double()
+    model = build_solver(task, SOLVERS[name].config(16)).double().eval()
     shaken(model)
     examples = task.sample(np.random.default_rng(0), 3, Case(45, 0) if task is S3 else Case(45, 4))
     questions = Questions.of(examples, "prefixes", CPU)

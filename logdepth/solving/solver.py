@@ -145,6 +145,8 @@ TWICE = "write-strength=2.0"
 ROPE, ALIBI = "attention:heads=4,qk_norm=true", "attention:heads=4,positions=alibi,qk_norm=true"
 WINDOW = "attention:heads=4,window=64,qk_norm=true"
 SCAN = "scan:conv=0,gate=false"
+NOISY_SCAN = f"{SCAN},merge_dropout=0.05"
+"""Noise in every merge keeps states apart, so that errors do not grow with the number of merges."""
 
 SOLVERS: dict[str, SolverKind] = {
     "encoder-mlp-ldru": SolverKind(
@@ -154,6 +156,7 @@ SOLVERS: dict[str, SolverKind] = {
         title="encoder, GRC", config=lambda width: EncoderConfig(operator=GRCConfig(width=width))
     ),
     "grc": SolverKind(title="GRC scan", config=_layers(SCAN, repeats=1)),
+    "grc-dropout": SolverKind(title="GRC scan, dropout 0.05 in ⊙", config=_layers(NOISY_SCAN, repeats=1)),
     "memory": SolverKind(title="memory tree, β ≤ 1", config=_layers(MEMORY, "mlp", repeats=2)),
     "memory-twice": SolverKind(title="memory tree, β ≤ 2", config=_layers(f"{MEMORY},{TWICE}", "mlp", repeats=2)),
     "delta": SolverKind(
@@ -162,7 +165,7 @@ SOLVERS: dict[str, SolverKind] = {
     "delta-twice": SolverKind(
         title="delta memory, folded, β ≤ 2", config=_layers(f"{MEMORY},reading=fold,{TWICE}", "mlp", repeats=2)
     ),
-    "grc-memory": SolverKind(title="GRC scan and memory tree", config=_layers(SCAN, MEMORY, "mlp", repeats=2)),
+    "grc-memory": SolverKind(title="GRC scan and memory tree", config=_layers(NOISY_SCAN, MEMORY, "mlp", repeats=2)),
     "memory-window": SolverKind(
         title="memory tree and window 64", config=_layers(MEMORY, "mlp", WINDOW, "mlp", repeats=1)
     ),
