@@ -295,12 +295,23 @@ def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
 
 def test_the_curriculum_adds_cases_when_steps_are_right(tmp_path: Path) -> None:
     seen: list[int] = []
-    trainer = SolverTrainer(run_config(steps=4 * WINDOW, curriculum=1.0), tmp_path)
+    trainer = SolverTrainer(run_config(steps=100 * WINDOW, curriculum=1.0), tmp_path)
+    trainer.must_stop = lambda: trainer.state.step == 4 * WINDOW
     answers = iter([1.0] * WINDOW + [0.9] + [1.0] * (3 * WINDOW))
     trainer.step = lambda *_: (torch.tensor(0.5), torch.tensor(next(answers)))
     trainer.on_step = lambda step: seen.append(trainer.state.num_cases)
     trainer.run()
     assert [seen[step * WINDOW - 1] for step in (1, 2, 3, 4)] == [2, 2, 3, 4]
+
+
+def test_the_curriculum_adds_all_cases_over_the_first_half_of_the_steps(tmp_path: Path) -> None:
+    """A model that learns nothing trains on all cases, too."""
+    trainer = SolverTrainer(run_config(steps=8 * WINDOW, curriculum=1.0), tmp_path)
+    trainer.step = lambda *_: (torch.tensor(0.5), torch.tensor(0.0))
+    seen: list[int] = []
+    trainer.on_step = lambda _: seen.append(trainer.state.num_cases)
+    trainer.run()
+    assert [seen[step * WINDOW - 1] for step in (1, 2, 3, 4, 8)] == [7, 15, 23, 31, 31]
 
 
 def test_without_a_curriculum_all_cases_are_there(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class TaskTrainConfig:
     """Largest norm of the gradient; longer gradients are clipped to it."""
     curriculum: float | None = None
     """Begin with the easiest case of the task, and add the next whenever the accuracy over 20 steps is at least this.
+    Cases are also added at equal distances over the first half of the steps, so that every model trains on all of them.
     By default, all cases are there from the start."""
     check_every: int = 500
     """Number of steps between checks of the accuracy beyond the training lengths."""

@@ -137,7 +137,8 @@ class SolverTrainer:
         torch.manual_seed(config.seed)
         self.model = build_solver(self.task, config.solver).to(self.device)
         self.optimizer = ModelOptimizer(self.model, config.train)
-        self.state = SolverState(num_cases=len(self.task.train_cases) if config.train.curriculum is None else 1)
+        self.num_cases = len(self.task.train_cases)
+        self.state = SolverState(num_cases=self.num_cases if config.train.curriculum is None else 1)
         longest = max(CHECKED_LENGTH, 4 * max(case.length for case in self.task.train_cases))
         self.checked = [case for case in beyond(self.task, self.task.test_cases) if case.length <= longest]
         """The cases that decide whether the task is solved."""
@@ -147,7 +148,7 @@ class SolverTrainer:
         if config.train.accelerate and self.device.type == "cuda":
             self.graphs = Captured(
                 step.captured,
-                max_graphs=4 * len(self.task.train_cases),
+                max_graphs=4 * self.num_cases,
                 clone=True,
                 changes=self.model.parameters(),
                 on_warning=on_line,
@@ -218,8 +219,11 @@ class SolverTrainer:
         """Adds the next case to those of the curriculum when the last steps were right often enough."""
         state, wanted = self.state, self.config.train.curriculum
         mean, state.recent = sum(state.recent) / len(state.recent), []
-        if wanted is not None and mean >= wanted:
-            state.num_cases = min(state.num_cases + 1, len(self.task.train_cases))
+        if wanted is None:
+            return
+        earned = state.num_cases + (mean >= wanted)
+        due = 2 * state.step * self.num_cases // self.config.train.steps  # all of them after half of the steps
+        state.num_cases = min(max(earned, due), self.num_cases)
 
     def _check(self) -> None:
         """Measures how well cases beyond training are solved, and decides whether training ends."""
