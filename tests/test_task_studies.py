@@ -75,6 +75,11 @@ def test_every_run_of_a_study_has_a_config(name: str) -> None:
         assert config.form == ("whole" if SOLVERS[solver].is_encoder else "prefixes")
 
 
+def test_a_task_or_model_that_is_named_twice_is_one() -> None:
+    runs = task_runs(TASK_STUDIES["groups"], ["s3", "s4", "s3"], ["rope", "rope"], [1])
+    assert [(config.task, solver) for solver, config in runs] == [("s3", "rope"), ("s4", "rope")]
+
+
 def test_the_encoders_have_the_papers_settings() -> None:
     runs = {
         config.task: config for _, config in task_runs(TASK_STUDIES["regular-languages"], solvers=["encoder-mlp-ldru"])
@@ -207,6 +212,12 @@ def test_mistakes_are_one_line(
     line = refused(capsys, "reproduce", *arguments, "--out", str(tmp_path / "new"))
     assert message in line
     assert not (tmp_path / "new").exists()
+
+
+def test_names_that_cannot_be_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "reproduce", *GROUPS, "--out", str(tmp_path / "\udcff"))
+    assert "is not UTF-8 or has control characters; choose another --out" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_must_not_change_what_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

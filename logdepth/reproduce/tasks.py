@@ -17,6 +17,7 @@ from typing import Any
 
 from logdepth.atomic import alone, write_text
 from logdepth.config import from_dict, override, to_dict
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError, did_you_mean
 from logdepth.models import num_parameters
 from logdepth.models.encoder import EncoderConfig
@@ -171,11 +172,13 @@ def task_runs(
             )
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different non-negative integers; got {' '.join(map(str, seeds))}")
+    of_study = TASKS_OF_STUDIES.get(study.name, tuple(of_family))
+    once = dict.fromkeys  # named twice, a run would train twice at the same time
     found = []
     changes = [(file, changes_in(file)) for file in overrides]
     for seed in seeds or (0, 1, 2):
-        for task in tasks or TASKS_OF_STUDIES.get(study.name, tuple(of_family)):
-            for solver in solvers or study.solvers:
+        for task in once(tasks or of_study):
+            for solver in once(solvers or study.solvers):
                 config = study.run(task, solver, seed)
                 for file, change in changes:
                     config = override(config, change, str(file))
@@ -206,6 +209,7 @@ def run_task_study(
     """
     if lanes < 1:
         raise UserError(f"--lanes must be at least 1; got {lanes}")
+    refuse_unprintable(out, "choose another --out")
     work = [_Run(solver, config, out, tuple(_tests(config.task, longest))) for solver, config in runs]
     with alone(out, f"another process is working on {out}; choose another --out"):
         missing = [one for one in work if not one.is_complete()]

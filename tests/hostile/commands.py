@@ -29,7 +29,7 @@ from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.prepare import PrepareCommand
 from logdepth.cli.recipes import RecipesCommand
 from logdepth.cli.report import ReportCommand
-from logdepth.cli.reproduce import ReproduceCommand
+from logdepth.cli.reproduce import ReproduceCommand, TaskStudyCommand
 from logdepth.cli.sweep import SweepCommand
 from logdepth.cli.tasks import TasksCommand
 from logdepth.cli.time import TimeCommand
@@ -51,6 +51,7 @@ COMMANDS: dict[str, type] = {
     "train --resume": ResumeCommand,
     "sweep": SweepCommand,
     "reproduce": ReproduceCommand,
+    "reproduce tasks": TaskStudyCommand,
     "report": ReportCommand,
     "prepare": PrepareCommand,
     "evaluate": EvaluateCommand,
@@ -156,8 +157,8 @@ PATHS = (
 )
 UNBOUNDED = {"max_tokens", "samples", "trials", "windows", "repeats", "warmups", "batch_tokens", "seeds"}
 """Fields that say how much work to do, of which any amount is meant."""
-SLOW = {"compile"}
-"""Fields whose effect takes long: a compiler runs."""
+SLOW = {"compile", "lanes"}
+"""Fields whose effect takes long: a compiler runs, or many processes start."""
 GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "out": ("new",),
     "config": ("config.json", "overrides/everyone.json", "sweep/best.json", "run/config.json", "broken.json"),
@@ -170,6 +171,8 @@ GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "name": (*CORPORA, "pydocs-ar-grc"),
     "model": ("pydocs-ar-grc", "run"),
     "corpus": ("text", "ptb"),  # pydocs would be prepared and measured, which takes longer than a hang may
+    "tasks": ("s3", "s4"),
+    "longest": ("64", "128", "16"),
     "task": ("parity", "d3", "s5-held-out", "mqar", "listops"),
     "length": ("12", "64/4", "40/0", "65536", "0", "100000000"),
     "space": (
@@ -347,6 +350,8 @@ class Commands:
     def _positional(self, chance: random.Random, kind: str, name: str, flags: list[Flag]) -> list[str]:
         if kind in ("train", "sweep"):
             found = [name]
+        elif kind == "reproduce tasks":
+            found = ["groups"]
         else:
             found = [chance.choice(GOOD_VALUES.get(one.field, ("bash",))) for one in flags if _is_positional(one)]
         if chance.random() < 0.1:
@@ -415,6 +420,9 @@ def _caps(kind: str, config: RunConfig) -> list[list[str]]:
         "sweep": [*text, *train, *model, "--trials 1"],
         "train --resume": ["--resume stopped"],
         "reproduce": ["--config overrides/everyone.json overrides/ar-grc.json", "--models ar-grc", "--out new"],
+        "reproduce tasks": [
+            *("--config tasks.json", "--tasks s3", "--models grc", "--seeds 0", "--longest 64", "--out new")
+        ],
         "prepare": text,
         "time": ["--contexts 16", "--batch-tokens 64", "--repeats 1", "--warmups 0"],
         "associativity": ["--windows 2", "--seeds 0"],
