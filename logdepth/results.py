@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from logdepth.atomic import read_json, write_text
 from logdepth.checksums import CHECKSUM, seal, unseal
 from logdepth.config import flattened, from_dict, to_dict
@@ -31,6 +33,9 @@ TOLERANCE = 1e-9
 """Largest relative error of a derived number: functions such as exp differ in their last bits between machines."""
 ROUNDING = 0.5e-6
 """Largest error of the losses in curves and by position, which are rounded to six digits."""
+EACH_POSITION = 4_096
+"""Length of a window up to which the loss is kept for each position. Longer lists would be most of a result file."""
+BINS_PER_OCTAVE = 8
 NEWER_FIELDS = {
     *(f"train.{name}" for name in ("optimizer", "muon_learning_rate", "muon_momentum", "schedule", "decay_fraction")),
     "train.shift_windows",
@@ -161,36 +166,69 @@ class OtherText:
     text: SplitFacts
     test: tuple[Measured, ...]
     """Evaluations by ascending context length."""
+    positions: "PositionLoss | None" = None
+    """Loss by position at the longest context length; None in files of older versions."""
 
     def __post_init__(self) -> None:
         self.text.verify(self.test)
+        if self.positions is not None:
+            if not self.test or self.positions.context != self.test[-1].context:
+                raise ValueError("positions must be of the longest context length in test")
+            self.positions.verify(self.test[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionLoss:
-    """Loss in nats per token at each position of a window, over the test split; None if nothing was predicted there."""
+    """Loss in nats per token by position in a window, over the evaluated text; None if nothing was predicted there.
+
+    Positions of windows longer than `EACH_POSITION` tokens are counted together in bins, eight per octave.
+    """
 
     context: int
     nats: tuple[float | None, ...]
     tokens: tuple[int, ...]
+    ends: tuple[int, ...] | None = None
+    """The position at which each bin ends, exclusive. None: every position is a bin of its own."""
 
     def __post_init__(self) -> None:
         if [one is not None for one in self.nats] != [count > 0 for count in self.tokens]:
             raise ValueError("nats must have a number for each position at which tokens were predicted, else null")
+        if self.ends is not None and (
+            len(self.ends) != len(self.tokens) or list(self.ends) != sorted({0, *self.ends})[1:]
+        ):
+            raise ValueError("ends must be ascending numbers above 0, one for each number in tokens")
 
     def verify(self, whole: Measured) -> None:
         """Raise a ValueError if the positions do not add up to the evaluation at this context length."""
-        verify("the number of positions", len(self.tokens), min(self.context, whole.tokens))
+        verify("the number of positions", max(self.bin_ends, default=0), min(self.context, whole.tokens))
         verify("the sum of positions.tokens", sum(self.tokens), whole.tokens)
         nats = math.fsum(loss * count for loss, count in zip(self.nats, self.tokens, strict=True) if loss is not None)
         if not abs(nats - whole.nats) <= (ROUNDING + TOLERANCE * whole.loss) * whole.tokens:
             raise ValueError(f"positions.nats add up to {nats}, but the evaluation at this length has {whole.nats}")
 
+    @property
+    def bin_ends(self) -> Sequence[int]:
+        """The position at which each bin ends, exclusive."""
+        return range(1, len(self.tokens) + 1) if self.ends is None else self.ends
+
     @classmethod
     def of(cls, evaluation: Evaluation) -> "PositionLoss":
         """Create the record of an evaluation's loss by position."""
-        nats = tuple(round(nats, 6) if math.isfinite(nats) else None for nats in evaluation.position_loss.tolist())
-        return cls(context=evaluation.context, nats=nats, tokens=tuple(evaluation.position_tokens.tolist()))
+        losses, counts = evaluation.position_nats, evaluation.position_tokens
+        ends = _bin_ends(len(counts)) if len(counts) > EACH_POSITION else None
+        if ends is not None:
+            starts = [0, *ends[:-1]]
+            losses, counts = np.add.reduceat(losses, starts), np.add.reduceat(counts, starts)
+        pairs = zip(losses.tolist(), counts.tolist(), strict=True)
+        nats = tuple(round(loss / count, 6) if count else None for loss, count in pairs)
+        return cls(context=evaluation.context, nats=nats, tokens=tuple(counts.tolist()), ends=ends)
+
+
+def _bin_ends(length: int) -> tuple[int, ...]:
+    """Return where bins end: after every position at first, and then at eight places per octave."""
+    octaves = math.ceil(math.log2(length))
+    places = {min(round(2 ** (number / BINS_PER_OCTAVE)), length) for number in range(octaves * BINS_PER_OCTAVE + 1)}
+    return tuple(sorted(places | {length}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,10 +45,11 @@ def test_a_config_is_used_by_a_job_and_changes_its_recipe(path: Path) -> None:
     saved = json.loads(path.read_text())
     if any(str(path.relative_to(ROOT)) in job.command for job in TASKS):
         return  # test_a_task_is_one_that_reproduce_takes reads it
-    corpora = {job.command[1] for job in RUNS if str(path.relative_to(ROOT)) in job.command}
-    assert corpora
-    for corpus in corpora:
-        plain = recipe(saved.get("recipe", f"{corpus}-ar-grc"))
+    studies = {job.command[1] for job in RUNS if str(path.relative_to(ROOT)) in job.command}
+    assert studies
+    for study in studies:
+        of_study = "webmix-memory-window" if study == "architectures" else f"{study}-ar-grc"
+        plain = recipe(saved.get("recipe", of_study))
         changed = override(plain, saved.get("config", saved))
         assert changed != plain
         if "deep" in path.stem:  # as large as what it is compared with, or a little smaller

@@ -67,24 +67,29 @@ def test_other_vocabularies_are_refused_before_training(
 
 def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, elsewhere = tmp_path / "study", write_corpus(tmp_path / "elsewhere", count=160)
-    (elsewhere / "train.txt").unlink()  # nobody trains on it
     arguments = ["text", *flags, "--models", "ar-grc", "--untimed", "--out", str(out), "--seeds", "0"]
     assert main(["reproduce", *arguments, "--others", f"elsewhere={elsewhere}"]) == 0
     (run,) = read_results(out / "results").runs
     (other,) = run.others
-    assert (other.name, other.text.documents) == ("elsewhere", 1)
+    assert (other.name, other.text.documents) == ("elsewhere", 3), "all of it, whatever its files are called"
+    assert other.positions is not None
+    assert other.positions.context == CONTEXTS[-1]
     assert [one.context for one in other.test] == [TRAINING["context"], CONTEXTS[-1]]
     capsys.readouterr()
     contexts = [str(one.context) for one in other.test]
     folder = str(out / "runs" / "ar-grc-0")
-    assert (
-        main(["evaluate", folder, "--paths", str(elsewhere), "--split", "test", "--contexts", *contexts, "--json"]) == 0
-    )
+    assert main(["evaluate", folder, "--paths", str(elsewhere), "--contexts", *contexts, "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)["results"]
     assert [one.nats for one in other.test] == [one["nats"] for one in evaluated]
     table = (out / "tables" / "others.md").read_text()
     assert f"{other.test[0].token_perplexity:.2f}" in table
     assert "was not measured on more; remove it" in error_of(capsys, *arguments, "--others", f"more={elsewhere}")
+    longer = [*arguments, "--others", f"elsewhere={elsewhere}", "--other-contexts", "128"]
+    assert "was not measured on elsewhere at 128 tokens; remove it" in error_of(capsys, *longer)
+    (out / "results" / "text-ar-grc-0.json").unlink()
+    assert main(["reproduce", *longer]) == 0
+    ((other,),) = (run.others for run in read_results(out / "results").runs)
+    assert [one.context for one in other.test] == [TRAINING["context"], 128]
     assert "nowhere does not exist" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
     (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
     said = error_of(capsys, *arguments, "1", "--others", f"elsewhere={elsewhere}")
@@ -99,15 +104,18 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
         (["=here"], "--others needs NAME=PATH"),
         (["one={untested}", "one=there"], "two texts named 'one'"),
         (["one=nowhere"], "nowhere does not exist"),
-        (["one={untested}"], "has no test split"),
+        (["one={untested}"], "has fewer than two tokens"),
+        (
+            ["one={untested}", "--other-contexts", "0"],
+            "--other-contexts must be different lengths of at least 1; got 0",
+        ),
     ],
 )
 def test_other_text_is_refused_before_training(
     flags: list[str], others: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    untested = tmp_path / "untested"
-    write_corpus(untested)
-    (untested / "test.txt").unlink()
+    untested = tmp_path / "untested.txt"
+    untested.write_text("")
     given = [one.format(untested=untested) for one in others]
     assert said in error_of(capsys, "text", *flags, "--out", str(tmp_path / "study"), "--others", *given)
     assert not (tmp_path / "study" / "runs").exists()

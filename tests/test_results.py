@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logdepth.checksums import CHECKSUM, seal
 from logdepth.errors import UserError
-from logdepth.results import OtherText, read_result, read_results, write_result
+from logdepth.evaluate import Evaluation
+from logdepth.report.figures import binned_positions
+from logdepth.results import Measured, OtherText, PositionLoss, read_result, read_results, write_result
 from tests.command_line import refused
 from tests.tiny_study import made_up_run, made_up_times
 
@@ -97,6 +100,62 @@ def test_a_flipped_bit_is_never_silent(name: str, tmp_path: Path) -> None:
     assert found > 190
 
 
+@pytest.mark.parametrize("length", [1, 4_096, 4_097, 65_536])
+def test_losses_at_distant_positions_are_kept_in_bins(length: int) -> None:
+    tokens = 3 * length + length // 2
+    counts = np.full(length, 3) + (np.arange(length) < length // 2)
+    losses = np.random.default_rng(0).uniform(1, 5, length)
+    evaluation = Evaluation(
+        corpus="text",
+        split="test",
+        context=length,
+        stride=length,
+        tokens=tokens,
+        words=tokens,
+        bytes=4 * tokens,
+        separator=None,
+        unknown=0,
+        nats=math.fsum(losses * counts),
+        position_nats=losses * counts,
+        position_tokens=counts,
+    )
+    positions = PositionLoss.of(evaluation)
+    positions.verify(Measured.of(evaluation))
+    if length <= 4_096:
+        assert positions.ends is None
+        assert list(positions.nats) == [round(loss, 6) for loss in losses]
+        return
+    assert positions.ends is not None
+    assert positions.ends[-1] == length
+    assert len(positions.ends) < 130
+    start = 0
+    for end, nats, count in zip(positions.ends, positions.nats, positions.tokens, strict=True):
+        assert count == counts[start:end].sum()
+        assert nats == pytest.approx((losses * counts)[start:end].sum() / count, abs=1e-6)
+        start = end
+    with pytest.raises(ValueError, match=r"positions.tokens"):
+        dataclasses.replace(positions, tokens=(1, *positions.tokens[1:])).verify(Measured.of(evaluation))
+
+
+def test_bins_of_positions_are_drawn_where_single_positions_would_be() -> None:
+    tokens = np.arange(5_000, 0, -1)
+    losses = np.linspace(5, 3, 5_000)
+    ends = (1, 2, 3, *range(4, 5_001, 4))
+    starts = [0, *ends[:-1]]
+    counts = [int(tokens[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
+    means = [
+        float((losses * tokens)[start:end].sum() / count)
+        for start, end, count in zip(starts, ends, counts, strict=True)
+    ]
+    single = PositionLoss(context=5_000, nats=tuple(losses.tolist()), tokens=tuple(tokens.tolist()))
+    binned = PositionLoss(context=5_000, nats=tuple(means), tokens=tuple(counts), ends=ends)
+    for (place, loss), (expected_place, expected) in zip(
+        binned_positions(binned), binned_positions(single), strict=True
+    ):
+        assert abs(place - expected_place) <= 4
+        assert loss == pytest.approx(expected, abs=2e-3)
+
+
 def test_an_edited_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ptb-ar-grc-0.json"
     write_result(file, made_up_run())
@@ -126,6 +185,8 @@ NUMBERS = "but the other numbers give"
         (lambda saved: saved["test"].reverse(), "the contexts in test must be ascending"),
         (lambda saved: saved["positions"].update(context=64), "positions.context is 64, at which test has no"),
         (lambda saved: saved["positions"]["nats"].pop(), "nats must have a number for each position"),
+        (lambda saved: saved["positions"].update(ends=[1, 2]), "ends must be ascending numbers above 0, one for each"),
+        (lambda saved: saved["positions"].update(nats=[], tokens=[]), f"the number of positions is 0, {NUMBERS}"),
         (
             lambda saved: saved["positions"]["tokens"].__setitem__(3, 2),
             f"the sum of positions.tokens is 1000, {NUMBERS}",

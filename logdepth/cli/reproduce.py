@@ -63,8 +63,11 @@ class ReproduceCommand:
     """JSON files with changes to configs. A file that names a recipe, such as a sweep's best.json, changes only that
     recipe; any other file changes all."""
     others: tuple[str, ...] = ()
-    """Other text to evaluate all runs on, each as NAME=PATH of a file or folder. Its test split is tokenized with the
-    runs' tokenizer."""
+    """Other text to evaluate all runs on, each as NAME=PATH of a file or folder: all of it, with the runs'
+    tokenizer."""
+    other_contexts: Integers = ()
+    """Context lengths to evaluate on other text at, besides the training length; by default the longest of
+    --contexts."""
     accelerate: bool = True
     """Train and measure with kernels and CUDA graphs on a GPU."""
     compile: Switch = False
@@ -127,6 +130,7 @@ def run(arguments: Sequence[str]) -> int:
         contexts=command.contexts,
         paths=command.paths,
         others=command.others,
+        other_contexts=command.other_contexts,
         accelerate=command.accelerate,
         compiled=command.compile,
     )

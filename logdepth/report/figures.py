@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
 from logdepth.recipes import ordered_rows
 from logdepth.report.content import by_row, device_of, title_of
-from logdepth.results import Results, RunResult, TimingResult
+from logdepth.results import PositionLoss, Results, RunResult, TimingResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[Ru
 def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
     """Draw test loss by position in the window, one line per model."""
     for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
-        binned = [dict(_binned(run)) for run in seeds]
+        binned = [dict(binned_positions(run.positions)) for run in seeds]
         places = sorted(set.intersection(*(set(one) for one in binned)))
         _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
     _mark_training(axes, runs)
@@ -158,20 +158,21 @@ def _line(axes: "Axes", number: int, label: str, places: Sequence[int], values: 
     axes.plot(places, means, color=colour_of(number), marker=marker_of(number), label=label)
 
 
-def _binned(run: RunResult) -> Iterator[tuple[int, float]]:
+def binned_positions(positions: PositionLoss) -> Iterator[tuple[int, float]]:
     """Average loss over bins of positions. Bins widen with the position, because few tokens are at distant ones."""
-    losses, tokens = run.positions.nats, run.positions.tokens
-    start, edge = 0, 1.0
-    while start < len(losses):
+    parts = list(zip(positions.bin_ends, positions.nats, positions.tokens, strict=True))
+    start, first, edge = 0, 0, 1.0
+    while first < len(parts):
         edge *= 2 ** (1 / POSITION_BINS_PER_OCTAVE)
-        end = min(max(start + 1, round(edge)), len(losses))
-        counted = [
-            (loss, count) for loss, count in zip(losses[start:end], tokens[start:end], strict=True) if loss is not None
-        ]
+        last = first + 1
+        while last < len(parts) and parts[last][0] <= round(edge):
+            last += 1
+        counted = [(loss, count) for _, loss, count in parts[first:last] if loss is not None]
         weight = sum(count for _, count in counted)
+        end = parts[last - 1][0]
         if weight:
             yield (start + 1 + end) // 2, sum(loss * count for loss, count in counted) / weight
-        start = end
+        start, first = end, last
 
 
 def _plain_ticks(axes: "Axes") -> None:

@@ -252,13 +252,14 @@ def _completed(
         evaluation = _evaluation(loaded, test, context, "the test split", report)
         measured = measured.with_test(evaluation, positions=context == last)
         yield measured
-    ends = sorted({loaded.config.train.context, last})
+    lengths = study.contexts_of_others(loaded.config.train.context)
     for name, store in others.items():
         text, rest = SplitFacts.of(store.info), tuple(one for one in measured.others if one.name != name)
-        if any(one.text == text and [each.context for each in one.test] == ends for one in measured.others):
+        if any(one.text == text and [each.context for each in one.test] == lengths for one in measured.others):
             continue
-        evaluations = [_evaluation(loaded, store, context, f"'{name}'", lambda _: None) for context in ends]
-        other = OtherText(name=name, text=text, test=tuple(map(Measured.of, evaluations)))
+        evaluations = [_evaluation(loaded, store, context, f"'{name}'", lambda _: None) for context in lengths]
+        positions = PositionLoss.of(evaluations[-1])
+        other = OtherText(name=name, text=text, test=tuple(map(Measured.of, evaluations)), positions=positions)
         measured = replace(measured, others=(*rest, other))
         yield measured
 

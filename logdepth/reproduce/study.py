@@ -45,7 +45,17 @@ class Study:
     prompt: str
     """The prompt of the samples."""
     others: Mapping[str, Path]
-    """Maps names to files or folders of other text. Runs are also evaluated on its test split."""
+    """Maps names to files or folders of other text. Runs are also evaluated on all of it."""
+    other_contexts: tuple[int, ...] = ()
+    """Context lengths at which runs are evaluated on other text; if empty, the training length and the longest one."""
+
+    def contexts_of_others(self, trained: int) -> list[int]:
+        """Return the context lengths at which a run is evaluated on other text, ascending.
+
+        Args:
+            trained: the training length of the run.
+        """
+        return sorted({*(self.other_contexts or self.contexts[-1:]), trained})
 
     def runs(self) -> list[tuple[str, RunConfig]]:
         """Return all runs, seed by seed, so that an unfinished study covers all models."""
@@ -65,6 +75,7 @@ def study_of(
     contexts: Sequence[int] = (),
     paths: Sequence[Path] = (),
     others: Sequence[str] = (),
+    other_contexts: Sequence[int] = (),
     accelerate: bool = True,
     compiled: bool = False,
 ) -> Study:
@@ -78,6 +89,7 @@ def study_of(
         contexts: context lengths to evaluate at, besides the training length; by default those of the corpus.
         paths: files or folders of the corpus text.
         others: other text to evaluate on, each as NAME=PATH.
+        other_contexts: context lengths to evaluate on it at, besides the training length; by default the longest one.
         accelerate: clear `TrainConfig.accelerate` for all models if False.
         compiled: set `TrainConfig.compile` for all models.
     """
@@ -91,8 +103,11 @@ def study_of(
             raise UserError(f"there is no model '{model}' in the study of {name}{did_you_mean(model, rows)}")
     if len(set(seeds)) < len(seeds) or any(not 0 <= seed < 2**63 for seed in seeds):
         raise UserError(f"--seeds must be different non-negative integers; got {' '.join(map(str, seeds))}")
-    if contexts and not (len(set(contexts)) == len(contexts) and 1 <= min(contexts) <= max(contexts) < 2**63):
-        raise UserError(f"--contexts must be different lengths of at least 1; got {' '.join(map(str, contexts))}")
+    for flag, lengths in (("--contexts", contexts), ("--other-contexts", other_contexts)):
+        if lengths and not (len(set(lengths)) == len(lengths) and 1 <= min(lengths) <= max(lengths) < 2**63):
+            raise UserError(f"{flag} must be different lengths of at least 1; got {' '.join(map(str, lengths))}")
+    if other_contexts and not others:
+        raise UserError("--other-contexts needs other text: give it with --others NAME=PATH")
     if paths and corpus != "text":
         raise UserError(f"corpus '{corpus}' takes no --data.paths; use them with `logdepth reproduce text`")
     asked = [row for row in rows if not models or row in models]
@@ -103,24 +118,25 @@ def study_of(
     rows = {row: _with_acceleration(config, accelerate, compiled) for row, config in rows.items()}
     if corpus == "text" and not all(rows[row].data.paths for row in asked):
         raise UserError("the corpus 'text' needs files or folders of text: give them, for example --data.paths my.txt")
-    lengths, times, time_tokens = PAPER_CONTEXTS, PAPER_CONTEXTS, TIME_TOKENS
+    measured, times, time_tokens = PAPER_CONTEXTS, PAPER_CONTEXTS, TIME_TOKENS
     if corpus == "pydocs":
-        lengths, times, time_tokens = SMALL_CONTEXTS, SMALL_TIMES, SMALL_TIME_TOKENS
+        measured, times, time_tokens = SMALL_CONTEXTS, SMALL_TIMES, SMALL_TIME_TOKENS
     elif corpus == "text":
-        lengths = times = TEXT_CONTEXTS
+        measured = times = TEXT_CONTEXTS
     elif name == "architectures":
-        lengths = times = LONG_CONTEXTS
+        measured = times = LONG_CONTEXTS
     trained_at = {config.train.context for config in rows.values()}
     return Study(
         corpus=corpus,
         rows=rows,
         models=tuple(asked),
         seeds=tuple(seeds) or ((0,) if corpus in WITH_ONE_SEED else (0, 1, 2)),
-        contexts=tuple(sorted({*(contexts or lengths), *trained_at})),
+        contexts=tuple(sorted({*(contexts or measured), *trained_at})),
         time_contexts=times,
         time_tokens=time_tokens,
         prompt=PROMPTS.get(corpus, "The"),
         others=_named_paths(others),
+        other_contexts=tuple(other_contexts),
     )
 
 

@@ -160,9 +160,9 @@ class _Work:
         config = self.study.rows[self.study.models[0]]
         prepared = next(iter(self.prepared.values()), None) or checked_and_prepared(config, self.data_dir)
         for name, path in self.study.others.items():
-            store = prepare_other(config.data, prepared.tokenizer, "text", (path,)).stores["test"]
+            store = prepare_other(config.data, prepared.tokenizer, "text", (path,), whole=True).stores["all"]
             if len(store) < 2:
-                raise UserError(f"--others {name}: {path} has no test split; rename its file to test.…")
+                raise UserError(f"--others {name}: {path} has fewer than two tokens; give a longer text")
             found[name] = store
         return found
 
@@ -226,7 +226,8 @@ class _Work:
         prepared = self.prepared.get((row, config.seed)) or next(iter(self.prepared.values()))
         train = config.train
         steps = train.max_steps or train.epochs * batches_of(config, prepared.stores["train"]).steps_per_epoch
-        measured = len(self.study.contexts) * len(prepared.stores["test"]) + 2 * sum(map(len, self.others.values()))
+        lengths, lengths_of_others = len(self.study.contexts), len(self.study.contexts_of_others(train.context))
+        measured = lengths * len(prepared.stores["test"]) + lengths_of_others * sum(map(len, self.others.values()))
         return _RunWork(steps, PASSES_OF_A_STEP * train.batch_size * train.context, measured)
 
     def _shares(self, must_time: bool) -> dict[tuple[str, int], float]:
@@ -311,8 +312,15 @@ class _Work:
         _refuse_other_config(result.config, config, file)
         if missing := [context for context in self.study.contexts if result.at(context) is None]:
             raise UserError(f"{file} was not measured at {missing[0]} tokens; remove it to measure that run again")
-        if unknown := self.study.others.keys() - {one.name for one in result.others}:
+        found = {one.name: {each.context for each in one.test} for one in result.others}
+        if unknown := self.study.others.keys() - found.keys():
             raise UserError(f"{file} was not measured on {min(unknown)}; remove it to measure that run again")
+        lengths = set(self.study.contexts_of_others(config.train.context))
+        if shorter := [name for name in self.study.others if lengths - found[name]]:
+            raise UserError(
+                f"{file} was not measured on {shorter[0]} at {min(lengths - found[shorter[0]])} tokens; "
+                "remove it to measure that run again"
+            )
         return True
 
     def _lengths_to_time(self) -> list[int]:

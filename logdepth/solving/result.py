@@ -96,6 +96,8 @@ def write_task_result(folder: Path, result: TaskResult) -> Path:
 
 def read_task_result(path: Path) -> TaskResult:
     """Read a result file. Raise a UserError if it is damaged, edited or named for another run."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a file; move it to another folder")
     saved = read_json(path)
     if not isinstance(saved, dict):
         raise UserError(f"{path} is not a result file of a task; {REMEDY}")
@@ -111,7 +113,12 @@ def read_task_results(folder: Path) -> list[TaskResult]:
 
 
 def holds_task_results(folder: Path) -> bool:
-    """Whether the first result file in a folder is one of a task."""
-    first = next(iter(sorted(folder.glob("*.json"))), None)
-    saved = None if first is None else read_json(first)
-    return isinstance(saved, dict) and "solver" in saved
+    """Whether the first result file in a folder that can be read is one of a task. What cannot, its reader refuses."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            saved = read_json(path) if path.is_file() else None
+        except UserError:
+            continue
+        if saved is not None:
+            return isinstance(saved, dict) and "solver" in saved
+    return False
