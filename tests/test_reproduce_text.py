@@ -92,7 +92,7 @@ def test_other_text_is_measured_too(flags: list[str], tmp_path: Path, capsys: py
     assert [one.context for one in other.test] == [TRAINING["context"], 128]
     assert "nowhere does not exist" in error_of(capsys, *arguments, "--others", "elsewhere=nowhere")
     (elsewhere / "test.txt").write_text("a small dog sees the cat .\n" * 9)
-    said = error_of(capsys, *arguments, "1", "--others", f"elsewhere={elsewhere}")
+    said = error_of(capsys, *longer[:-4], "1", *longer[-4:])
     assert "text-ar-grc-0.json was measured on another text named 'elsewhere'; choose another name" in said
     assert not (out / "runs" / "ar-grc-1").exists()
 
