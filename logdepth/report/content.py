@@ -9,6 +9,7 @@ from logdepth.evaluate import perplexity
 from logdepth.models import ScanLMConfig, TransformerConfig
 from logdepth.operators import OPERATORS
 from logdepth.recipes import RECIPES, ordered_rows, parameters_of, recipe
+from logdepth.report.paired import paired
 from logdepth.report.paper import PERPLEXITY, VOCABULARIES
 from logdepth.report.table import Cell, Spread, Table
 from logdepth.results import Measured, Results, RunResult, TimingResult, slug
@@ -47,7 +48,7 @@ def tables(results: Results) -> list[Table]:
     found = []
     if results.runs:
         found += [_perplexity(results.runs), _operators(results.runs), _hyperparameters(results.runs)]
-        found += [_contexts(results.runs), _others(results.runs)]
+        found += [_contexts(results.runs), _others(results.runs), paired(results.runs)]
     found += [_times(timing, number) for number, timing in enumerate(results.timings)]
     return [table for table in found if table.rows]
 
@@ -228,7 +229,7 @@ def _others(runs: Sequence[RunResult]) -> Table:
                 at = [one for other in found for one in other.test if one.context == context]
                 rows.append((name, title_of(row), context, *_in_three_units(at), len(at)))
     heads = ("text", "model", "context", "token perplexity", "word perplexity", "bits per byte", "seeds")
-    note = f"{_spread_note(runs)}The same weights on the test split of other text, with the same tokenizer."
+    note = f"{_spread_note(runs)}The same weights on other text, with the same tokenizer."
     return Table(name="others", title="Test perplexity on other text", note=note, heads=heads, rows=tuple(rows))
 
 
