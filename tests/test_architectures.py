@@ -10,9 +10,10 @@ from logdepth.architectures import ARCHITECTURES, TITLES
 from logdepth.errors import UserError
 from logdepth.recipes import parameters_of, recipe
 from logdepth.report.content import in_order, tables, title_of
+from logdepth.report.figures import figures
 from logdepth.report.paired import interval
 from logdepth.reproduce import study_of
-from logdepth.results import Results, RunResult
+from logdepth.results import OtherText, Results, RunResult
 from tests.tiny_study import made_up_run, measured, positions_of
 
 EVERY = [recipe(f"webmix-{row}") for row in ARCHITECTURES]
@@ -72,6 +73,20 @@ def test_differences_are_paired_by_seed_and_the_best_transformer_is_chosen_by_va
     assert short == (ours, theirs, "test split", 2_048, "-0.0333", "-0.0477 to -0.0190", 3)
     assert long == (ours, theirs, "test split", 32_768, "+0.0500", "+0.0500 to +0.0500", 3)
     assert not [one for one in tables(Results(runs[3:], [])) if one.name == "paired"], "of these no pair is compared"
+
+
+def test_loss_by_position_on_other_text_is_drawn() -> None:
+    runs = []
+    for row in ("memory", "rope"):
+        run = a_run(row, 0, 4.0, 3.9)
+        other = OtherText(name="long text", text=run.data.splits["test"], test=run.test, positions=run.positions)
+        runs.append(replace(run, others=(other,)))
+    drawn = figures(Results(runs, []))
+    (axes,) = drawn["position-loss-long-text"][1].axes
+    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    assert [line.get_label() for line in lines] == ["Memory tree", "Transformer++ (RoPE)"]
+    assert all(np.allclose(line.get_ydata(), 3.9) for line in lines)
+    assert "position-loss-long-text" not in figures(Results([a_run("memory", 0, 4.0, 3.9)], []))
 
 
 def test_an_interval_contains_the_mean_as_often_as_it_says() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from logdepth.drawing import COLOURS, FAINT, INK, MARKERS, house_style, new_figure
 from logdepth.recipes import ordered_rows
 from logdepth.report.content import by_row, device_of, title_of
-from logdepth.results import PositionLoss, Results, RunResult, TimingResult
+from logdepth.results import PositionLoss, Results, RunResult, TimingResult, slug
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,14 @@ def figures(results: Results) -> "dict[str, tuple[str, Figure]]":
             f"All models read the same windows, so common bumps are due to the text.{trained}{bands}",
             _single("Loss by position in the window", lambda axes: draw_positions(axes, runs)),
         )
+        for name in texts_with_positions(runs):
+            found[f"position-loss-{slug(name)}"] = (
+                f"The same weights on {name}. All models read the same windows.{trained}{bands}",
+                _single(
+                    f"Loss by position in the window, {name}",
+                    lambda axes, name=name: draw_positions(axes, runs, name),  # type: ignore[misc]
+                ),
+            )
     for number, timing in enumerate(timings):
         found["time-context" + (f"-{number + 1}" if number else "")] = (
             f"Forward pass on {device_of(timing)}; all batches have about the same number of tokens. A flat curve "
@@ -84,16 +92,30 @@ def draw_context_lines(axes: "Axes", lines: Sequence[tuple[int, str, Sequence[Ru
     axes.set_ylabel("test token perplexity")
 
 
-def draw_positions(axes: "Axes", runs: Sequence[RunResult]) -> None:
-    """Draw test loss by position in the window, one line per model."""
+def draw_positions(axes: "Axes", runs: Sequence[RunResult], text: str | None = None) -> None:
+    """Draw loss by position in the window, one line per model, on the test split or on the other text of this name."""
     for number, (row, seeds) in numbered(by_row(runs), runs[0].data.corpus):
-        binned = [dict(binned_positions(run.positions)) for run in seeds]
-        places = sorted(set.intersection(*(set(one) for one in binned)))
-        _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
+        found = [positions for run in seeds if (positions := positions_on(run, text)) is not None]
+        binned = [dict(binned_positions(positions)) for positions in found]
+        places = sorted(set.intersection(*map(set, binned))) if binned else []
+        if places:
+            _line(axes, number, title_of(row), places, [[one[place] for one in binned] for place in places])
     _mark_training(axes, runs)
     _plain_ticks(axes)
     axes.set_xlabel("position in the window, tokens")
-    axes.set_ylabel("test loss, nats per token")
+    axes.set_ylabel("loss, nats per token" if text else "test loss, nats per token")
+
+
+def positions_on(run: RunResult, text: str | None) -> PositionLoss | None:
+    """Return a run's loss by position on the test split, or on the other text of this name; None if it has none."""
+    if text is None:
+        return run.positions
+    return next((other.positions for other in run.others if other.name == text), None)
+
+
+def texts_with_positions(runs: Sequence[RunResult]) -> list[str]:
+    """Return the names of other texts on which some run has its loss by position."""
+    return list(dict.fromkeys(other.name for run in runs for other in run.others if other.positions is not None))
 
 
 def _mark_training(axes: "Axes", runs: Sequence[RunResult]) -> None:

@@ -18,6 +18,7 @@ from logdepth.report.figures import (
     marker_of,
     numbered,
     side_by_side,
+    texts_with_positions,
 )
 from logdepth.report.tasks import CAPTION as TASK_CAPTION
 from logdepth.report.tasks import figures as task_figures
@@ -84,6 +85,12 @@ def _study_plans(kept: Kept, name: str) -> Iterator[tuple[str, Plan]]:
             "Perplexity by context length": partial(draw_contexts, runs=runs),
             "Loss by position in the window": partial(draw_positions, runs=runs),
         }
+        if texts := texts_with_positions(runs):
+            panels: Panels = {
+                f"Loss by position, {text}": partial(draw_positions, runs=runs, text=text) for text in texts
+            }
+            caption = f"{label}: loss by position in long windows of other text. Dashed line: training length.{bands}"
+            yield f"{name}-others", Plan(caption, source, partial(side_by_side, panels))
         training: Panels = {"Validation loss during training": partial(draw_training, runs=runs)}
         caption = (
             f"{label}: test perplexity by context length, and test loss by position in windows of "

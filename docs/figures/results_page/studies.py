@@ -30,6 +30,8 @@ def _one_study(kept: Kept, name: str, *, titled: bool) -> str:
         *(markdown(made[key]) for key in ("perplexity", "others", "hyperparameters") if key in made),
         figure(kept, f"{name}-lengths"),
         markdown(thinned(made["contexts"])) if "contexts" in made else "",
+        markdown(made["paired"]) if "paired" in made else "",
+        figure(kept, f"{name}-others"),
         figure(kept, f"{name}-times"),
         *(markdown(thinned(table)) for key, table in made.items() if key.startswith("times-")),
         figure(kept, f"{name}-training"),
