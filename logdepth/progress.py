@@ -75,13 +75,13 @@ class Progress:
     def _line(self, note: str) -> None:
         self.last_line = time.monotonic()
         seconds = self.last_line - self.started
-        of = f"/{self.total:,}" if self.total is not None and self.unit != "%" else ""
+        of = f"/{self.total:,.15g}" if self.total is not None and self.unit != "%" else ""
         left = ""
         if self.total is not None and self.done > self.first:
             roughly = "roughly " if self.done - self.first <= ROUGH_FRACTION * (self.total - self.first) else ""
             left = f", {roughly}{in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
-        done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,}"
+        done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,.15g}"
         print(f"{self.label}: {done}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
 
 

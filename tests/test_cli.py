@@ -409,6 +409,16 @@ def test_an_empty_recipe_is_refused(
         ("evaluate {run} --contexts", "--contexts has no value; give at least one value, or remove the flag"),
         ("reproduce pydocs --seeds --models ar-grc", "--seeds has no value"),
         ("train pydocs-ar-grc --train.threads 1000000000", "threads must be at most 1,024; got 1000000000"),
+        ("train pydocs-ar-grc --seed " + "9" * 6000, "--seed: got 6000 digits; give fewer; --help lists the options"),
+        ("train pydocs-ar-grc --train.max-steps " + "9" * 400, "got 9999999999… (400 digits)"),
+        (
+            "train pydocs-transformer-alibi --model.attention flex --train.device cpu",
+            "model: FlexAttention has no gradients on a CPU: choose another attention backend, such as auto",
+        ),
+        (
+            "train pydocs-hybrid --model.blocks attention:backend=flex --train.device cpu",
+            "model.blocks: FlexAttention has no gradients on a CPU",
+        ),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),

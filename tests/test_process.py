@@ -16,6 +16,7 @@ from tests.command_line import refused
 
 FULL = Path("/dev/full")
 """Every write to it fails as on a full disk."""
+CANNOT_WRITE = "cannot write to stdout: No space left on device; send the output elsewhere, or free some space"
 
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
@@ -40,7 +41,7 @@ def test_a_full_disk_under_stdout_is_one_line(
         patch.setattr("sys.stdout", stream)
         assert main(command.split()) == 2
     program = f"logdepth {command.split()[0]}"
-    assert capsys.readouterr().err == f"{program}: cannot write to stdout: No space left on device\n"
+    assert capsys.readouterr().err == f"{program}: {CANNOT_WRITE}\n"
 
 
 def shell(command: str, **environment: str) -> tuple[int, str, str]:
@@ -51,7 +52,7 @@ def shell(command: str, **environment: str) -> tuple[int, str, str]:
 
 
 def test_nothing_fails_again_when_the_interpreter_exits() -> None:
-    line = "cannot write to stdout: No space left on device\n"
+    line = f"{CANNOT_WRITE}\n"
     assert shell(f"$L --help > {FULL}") == (2, "", f"logdepth --help: {line}")
     assert shell(f"$L --version > {FULL}", PYTHONUNBUFFERED="1") == (2, "", f"logdepth --version: {line}")
 
@@ -146,7 +147,7 @@ def test_an_unexpected_error_of_a_path_names_it(
             "not enough memory (Storage size calculation overflowed with sizes=[9, 9]); choose",
         ),
         (ValueError("Overflow when unpacking long"), "not enough memory (Overflow when unpacking long); choose"),
-        (OSError(28, "No space left on device"), "cannot write to stdout: No space left on device"),
+        (OSError(28, "No space left on device"), CANNOT_WRITE),
         (PermissionError(13, "Permission denied", "/x"), "cannot use /x: Permission denied; check this path"),
     ],
 )

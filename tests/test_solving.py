@@ -35,6 +35,7 @@ from logdepth.solving import (
     measure_case,
     percent,
     read_task_result,
+    refuse_odd_solver,
     solver_kind,
     write_task_result,
 )
@@ -390,12 +391,45 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         {"stop_at": 0.0},
         {"betas": (0.9,)},
         {"warmup_steps": -1},
+        {"warmup_steps": 10**400},
+        {"steps": 10**400},
+        {"batch_size": 10**30},
+        {"batch_tokens": 10**19},
+        {"threads": 1_000_000},
+        {"weight_decay": -1.0},
         {"muon_momentum": 1.0},
     ],
 )
 def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must"):
         TaskTrainConfig(**change)
+
+
+def test_an_encoder_is_asked_once_per_sequence() -> None:
+    with pytest.raises(ValueError, match=r"form must be 'whole'; got 'prefixes'"):
+        TaskRunConfig(task="parity", solver=EncoderConfig(operator=GRCConfig(width=8)))
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (LMConfig(dim=8, blocks=("attention:heads=3",)), "dim 8 does not divide into 3 heads"),
+        (LMConfig(dim=8, blocks=("attention:heads=2,backend=flex",)), "FlexAttention has no gradients on a CPU"),
+        (EncoderConfig(operator=GRCConfig(width=0)), "widths must be at least 1; got a layer from 0 to 0"),
+    ],
+)
+def test_solvers_that_cannot_be_trained_are_refused(solver: LMConfig | EncoderConfig, message: str) -> None:
+    config = dataclasses.replace(run_config("parity"), solver=solver, form="whole")
+    with pytest.raises(UserError, match=f"solver of parity: {message}"):
+        refuse_odd_solver(config)
+
+
+def test_a_config_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+    """A kill between the two leaves one, and the settings may change before training begins again."""
+    trained(run_config(), tmp_path)
+    (tmp_path / "checkpoint.safetensors").unlink()
+    other = run_config(learning_rate=0.01)
+    assert SolverTrainer(other, tmp_path).run() == SolverTrainer(other, tmp_path).state
 
 
 def result(**changes: Any) -> TaskResult:

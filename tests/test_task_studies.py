@@ -18,7 +18,15 @@ from logdepth.errors import UserError
 from logdepth.report.tasks import solvers_in, tasks_in, write_task_report
 from logdepth.reproduce import TASK_STUDIES, run_task_study, task_runs
 from logdepth.reproduce.tasks import DELETANG_TASKS
-from logdepth.solving import SOLVERS, read_task_result, read_task_results, write_task_result
+from logdepth.solving import (
+    SOLVERS,
+    Accuracy,
+    measure_case,
+    read_task_result,
+    read_task_results,
+    write_task_result,
+)
+from logdepth.solving.solver import PrefixSolver
 from logdepth.tasks import FAMILIES, LDRU_LANGUAGES, TASKS
 from tests.command_line import refused
 from tests.tiny_study import made_up_task_result
@@ -225,9 +233,14 @@ def test_files_must_not_change_what_a_run_is(tmp_path: Path, capsys: pytest.Capt
         ('{"task": "s4"}', "would change the task or the seed"),
         ('{"train": {"stepz": 3}}', "unknown field 'stepz'; did you mean 'steps'"),
         ('{"train": {"steps": 0}}', "steps must be at least 1; got 0"),
+        ('{"train": {"device": "cuda:99"}}', "device 'cuda:99' cannot be used here"),
+        ('{"solver": {"dim": 7}}', "solver of s3: dim 7 does not divide into"),
+        ('{"solver": {"blocks": ["attention:backend=flex"]}, "train": {"device": "cpu"}}', "has no gradients on a CPU"),
     ):
         (tmp_path / "c.json").write_text(text)
-        assert message in refused(capsys, "reproduce", *GROUPS, "--config", str(tmp_path / "c.json"), "--out", "x")
+        options = ["--config", str(tmp_path / "c.json"), "--out", str(tmp_path / "new")]
+        assert message in refused(capsys, "reproduce", *GROUPS, *options)
+        assert not (tmp_path / "new").exists()
 
 
 def test_results_of_other_settings_are_refused(
@@ -239,6 +252,56 @@ def test_results_of_other_settings_are_refused(
     Path(quick[1]).write_text(json.dumps(settings))
     line = refused(capsys, "reproduce", *GROUPS, "--models", "grc", *quick)
     assert "s3-grc-0.json was made with train.steps 12, not 13; choose another --out, or use the same settings" in line
+
+
+def test_a_signal_ends_the_test_of_a_case(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A test of long sequences takes minutes, so the signal is heard between its batches."""
+    batches: list[int] = []
+
+    def answers(self: Any, tokens: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+        batches.append(len(tokens))
+        return original(self, tokens, places)
+
+    def measured(*arguments: Any, **settings: Any) -> Accuracy:
+        monkeypatch.setattr(PrefixSolver, "answers", answers)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return measure_case(*arguments, **settings)
+
+    original = PrefixSolver.answers
+    monkeypatch.setattr("logdepth.solving.accuracy.BATCH_TOKENS", 32)  # two sequences
+    monkeypatch.setattr("logdepth.reproduce.tasks.measure_case", measured)
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick]) == 128 + signal.SIGTERM
+    assert batches == [2]
+    assert "stopped by SIGTERM; saved. Run the same command again to continue." in capsys.readouterr().err
+
+
+def test_cases_of_a_run_that_was_trained_again_are_tested_again(quick: list[str], tmp_path: Path) -> None:
+    """Its weights may be others, as on another machine; a result file must not mix the two."""
+    arguments = ["reproduce", *GROUPS, "--models", "grc", *quick]
+    longer = [one if one != "64" else "128" for one in arguments]
+    assert main(arguments) == 0
+    path = tmp_path / "study" / "results" / "s3-grc-0.json"
+    result = read_task_result(path)
+    wrong = tuple(replace(one, right=0, last_right=0, classes=()) for one in result.test)
+    other_curve = tuple((step, loss + 1e-6, *rest) for step, loss, *rest in result.curve)
+    for curve, expected in ((result.curve, wrong), (other_curve, result.test)):
+        write_task_result(path.parent, replace(result, curve=curve, test=wrong))
+        assert main(longer) == 0
+        assert read_task_result(path).test[:3] == expected
+
+
+def test_a_lane_without_enough_memory_says_so(
+    quick: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = tmp_path / "large.json"
+    large.write_text('{"train": {"batch_tokens": 1099511627776}}')
+    configs = ["--config", quick[1], str(large)]
+    assert main(["reproduce", *GROUPS, "--models", "grc", *configs, *quick[2:], "--lanes", "2"]) == 3
+    said = capfd.readouterr().err
+    assert "not trained: s3-grc-0: not enough memory (allocate 8.00 TiB); choose smaller sizes" in said
+    assert "Traceback" not in said
 
 
 def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:

@@ -141,6 +141,10 @@ class AttentionBlock(Block):
     def residual_outputs(self) -> Sequence[nn.Linear]:
         return (self.out,)
 
+    def refuse_training_on(self, device: torch.device) -> None:
+        if self._backend(device) == "flex" and device.type == "cpu":
+            raise ValueError("FlexAttention has no gradients on a CPU: choose another attention backend, such as auto")
+
     def attention_in_words(self, dtype: torch.dtype | None) -> str:
         """What computes attention of a whole sequence on this device and in this dtype."""
         weight, heads = self.out.weight, self.config.heads

@@ -102,6 +102,10 @@ class Block(nn.Module, ABC):
     def reset_buffers(self) -> None:
         """Computes buffers that are not saved, for a block whose memory was allocated without values."""
 
+    def refuse_training_on(self, device: torch.device) -> None:
+        """Raises a ValueError if the block has no gradients on a device."""
+        del device
+
     def initialise(self, deviation: float) -> None:
         """Draws the weights of all linear maps from a normal distribution, and sets biases to zero."""
         for module in self.modules():

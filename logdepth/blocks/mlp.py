@@ -13,6 +13,7 @@ from logdepth.ops import Linear, NormName, norm_named
 from logdepth.ranges import check_dropouts
 
 DEFAULT_MULTIPLES = {"gelu": 4.0, "swiglu": 8 / 3}
+MAX_MULTIPLE = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class MLPConfig:
     """Dropout on what the block adds to the residual stream."""
 
     def __post_init__(self) -> None:
-        if self.multiple is not None and not 0 < self.multiple < float("inf"):
-            raise ValueError(f"multiple must be above 0; got {self.multiple}")
+        if self.multiple is not None and not 0 < self.multiple <= MAX_MULTIPLE:
+            raise ValueError(f"multiple must be above 0 and at most {MAX_MULTIPLE:,}; got {self.multiple}")
         check_dropouts(self)
 
     def build(self, dim: int) -> "MLPBlock":

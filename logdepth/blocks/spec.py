@@ -45,7 +45,7 @@ def _set(fields: dict[str, Any], path: list[str], value: Any, where: str) -> Non
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also a number of too many digits, and brackets that are nested too deeply
         return text
 
 

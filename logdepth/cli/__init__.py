@@ -5,7 +5,6 @@ A user error prints one line on stderr and exits with code 2. Results go to stdo
 
 import errno
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from logdepth.cli.process import (
     prepare_streams,
     raise_on_interrupt,
 )
-from logdepth.errors import UserError, did_you_mean
+from logdepth.errors import UserError, did_you_mean, not_enough_memory
 
 VERBS = {
     "reproduce": "run the paper's experiment on a corpus: all models, tables, figures, a report",
@@ -38,8 +37,6 @@ VERBS = {
 
 OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 """Errors of a write to stdout. Files have their names in the error."""
-REFUSED_SIZE = r"allocate [\d.]+ \w+|Storage size calculation overflowed.*|Overflow when unpacking long|int too large.*"
-"""What torch, NumPy and Python say of a size for which there is no memory, or which is no 64-bit number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,12 +96,10 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError):
         if error.filename is not None:
             return f"cannot use {error.filename}: {error.strerror}; check this path and its permissions"
-        return f"cannot write to stdout: {error.strerror}" if error.errno in OUTPUT_ERRORS else None
-    refused = re.search(REFUSED_SIZE, str(error))
-    if refused or isinstance(error, MemoryError):
-        detail = f" ({refused[0]})" if refused else ""
-        return f"not enough memory{detail}; choose smaller sizes, such as the model's width, the batch or the context"
-    return None
+        if error.errno in OUTPUT_ERRORS:
+            return f"cannot write to stdout: {error.strerror}; send the output elsewhere, or free some space"
+        return None
+    return not_enough_memory(error)
 
 
 def _on_one_line(text: str) -> str:

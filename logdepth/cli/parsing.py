@@ -38,6 +38,7 @@ CLEARER_MESSAGES = {
     r"([Uu]nrecognized options: --model\.blocks)\b.*": r"\1; only hybrids and the architectures on webmix have it",
     r"no type matching (\S+) could be instantiated from \[(.*)\]": r"expected \1; got \2",
     r"Could not find valid parse for arguments: \[(.*)\]": r"cannot read \1",
+    r"Exceeds the limit .* value has (\d+) digits; use sys.set_int_max_str_digits.*limit": r"got \1 digits; give fewer",
     r"invalid literal for int\(\) with base 10: (.*)": r"expected an integer; got \1",
     r"could not convert string to float: (.*)": r"expected a number; got \1",
 }

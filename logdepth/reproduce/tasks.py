@@ -18,17 +18,15 @@ from typing import Any
 from logdepth.atomic import alone, write_text
 from logdepth.config import from_dict, override, to_dict
 from logdepth.data.locate import refuse_unprintable
-from logdepth.errors import UserError, did_you_mean
+from logdepth.errors import UserError, did_you_mean, not_enough_memory
 from logdepth.models import num_parameters
 from logdepth.models.encoder import EncoderConfig
 from logdepth.progress import Progress
 from logdepth.recipes import changes_in
 from logdepth.reproduce.work import StudyOutcome
-from logdepth.runs import device_named
 from logdepth.runs.environment import environment, typed_command
 from logdepth.solving import (
     SOLVERS,
-    Accuracy,
     Form,
     SolverTrainer,
     TaskResult,
@@ -40,6 +38,7 @@ from logdepth.solving import (
     read_checkpoint,
     read_task_result,
     refuse_change,
+    refuse_odd_solver,
     solver_kind,
     write_task_result,
 )
@@ -211,11 +210,12 @@ def run_task_study(
         raise UserError(f"--lanes must be at least 1; got {lanes}")
     refuse_unprintable(out, "choose another --out")
     work = [_Run(solver, config, out, tuple(_tests(config.task, longest))) for solver, config in runs]
+    missing = [one for one in work if not one.is_complete()]
+    for config in {(one.solver, one.config.task): one.config for one in missing}.values():
+        refuse_odd_solver(config)
+    for one in missing:  # what is damaged is refused before the work begins
+        read_checkpoint(one.config, one.folder)
     with alone(out, f"another process is working on {out}; choose another --out"):
-        missing = [one for one in work if not one.is_complete()]
-        for one in missing:  # what is damaged is refused before the work begins
-            device_named(one.config.train.device)
-            read_checkpoint(one.config, one.folder)
         deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
         with StopRequest() as stop, Progress(str(out), len(missing), unit="runs") as progress:
             where = _Here if lanes == 1 else _Lanes
@@ -252,17 +252,18 @@ class _Run:
     def folder(self) -> Path:
         return self.out / "runs" / self.name
 
-    def measured(self) -> dict[Case, Accuracy]:
-        """What its result file has, if there is one. Raise a UserError if that is of another config."""
+    def result(self) -> TaskResult | None:
+        """Its result file, if there is one. Raise a UserError if that is of another config."""
         path = self.out / "results" / f"{self.name}.json"
         if not path.exists():
-            return {}
+            return None
         result = read_task_result(path)
         refuse_change(from_dict(TaskRunConfig, result.config, str(path)), self.config, str(path))
-        return {one.case: one for one in result.test}
+        return result
 
     def is_complete(self) -> bool:
-        return self.measured().keys() >= set(self.tests)
+        result = self.result()
+        return result is not None and {one.case for one in result.test} >= set(self.tests)
 
 
 class _Here:
@@ -356,11 +357,19 @@ def _work(run: _Run, number: int, shares: Any, parent: int) -> None:
         shares[number] = share
 
     run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / REASON).unlink(missing_ok=True)  # left by a study that was killed
     try:
         sys.exit(DONE if _trained_and_tested(run, on_progress, must_stop, _print_line) else STOPPED)
-    except UserError as error:
-        write_text(run.folder / REASON, " ".join(str(error).split()))
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else not_enough_memory(error)
+        if reason is None:
+            raise
+        write_text(run.folder / REASON, " ".join(reason.split()))
         sys.exit(FAILED)
+
+
+class _StoppedError(Exception):
+    """The test of a run was asked to stop."""
 
 
 def _print_line(line: str) -> None:
@@ -382,13 +391,30 @@ def _trained_and_tested(
     state = trainer.run()
     if state.finished is None:
         return False
-    task, test = task_named(run.config.task), run.measured()
-    precision = run.config.train.precision
-    for number, case in enumerate(run.tests):
+    task, curve = task_named(run.config.task), tuple(tuple(point) for point in state.curve)
+    before = run.result()
+    # The run may have been trained again since then, on another machine: these weights have results of their own.
+    is_same = before is not None and (before.steps, before.curve) == (state.step, curve)
+    test = {one.case: one for one in before.test} if before is not None and is_same else {}
+
+    def stop_if_asked() -> None:
         if must_stop():
+            raise _StoppedError
+
+    for number, case in enumerate(run.tests):
+        try:
+            stop_if_asked()
+            if case not in test:
+                test[case] = measure_case(
+                    trainer.model,
+                    task,
+                    run.config.form,
+                    case,
+                    precision=run.config.train.precision,
+                    stop_if_asked=stop_if_asked,
+                )
+        except _StoppedError:
             return False
-        if case not in test:
-            test[case] = measure_case(trainer.model, task, run.config.form, case, precision=precision)
         on_progress(TRAINING_SHARE + (1 - TRAINING_SHARE) * (number + 1) / len(run.tests))
     result = TaskResult(
         solver=run.solver,
@@ -396,7 +422,7 @@ def _trained_and_tested(
         parameters=num_parameters(trainer.model),
         steps=state.step,
         finished=state.finished,
-        curve=tuple(tuple(point) for point in state.curve),
+        curve=curve,
         test=tuple(test[case] for case in task.test_cases if case in test),
         environment=environment(trainer.device),
         command=typed_command(),

@@ -11,9 +11,7 @@ from logdepth.data import DataConfig
 from logdepth.errors import UserError
 from logdepth.models import ModelConfig, ScanLMConfig
 from logdepth.ops.precision import Precision
-
-MAX_THREADS = 1_024
-"""Number of CPU threads above which a config is refused. OpenMP ends the process if it cannot start as many."""
+from logdepth.ranges import check_counts, check_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +78,16 @@ class TrainConfig:
     """Trackers that receive the metrics in addition to metrics.jsonl."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("epochs", "batch_size", "context", "patience", "log_every")
-        may_be_none = ("max_steps", "micro_batch", "evaluate_every", "threads")
-        for name in (*at_least_one, *(name for name in may_be_none if getattr(self, name) is not None)):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.threads is not None and self.threads > MAX_THREADS:
-            raise ValueError(f"threads must be at most {MAX_THREADS:,}; got {self.threads}")
+        check_counts(self, "epochs", "batch_size", "context", "patience", "log_every")
+        check_counts(self, "max_steps", "micro_batch", "evaluate_every")
+        check_counts(self, "warmup_steps", at_least=0)
+        check_threads(self.threads)
         for name in ("learning_rate", "clip", "checkpoint_minutes", "muon_learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite; got {value}")
-        if self.warmup_steps < 0 or not self.weight_decay >= 0:
-            raise ValueError("warmup_steps and weight_decay must not be negative")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas}")
         if not 0 <= self.muon_momentum < 1:

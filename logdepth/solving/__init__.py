@@ -21,7 +21,7 @@ from logdepth.solving.solver import (
     build_solver,
     solver_kind,
 )
-from logdepth.solving.training import SolverState, SolverTrainer, read_checkpoint
+from logdepth.solving.training import SolverState, SolverTrainer, read_checkpoint, refuse_odd_solver
 
 __all__ = [
     "FEW_CLASSES",
@@ -49,6 +49,7 @@ __all__ = [
     "read_task_result",
     "read_task_results",
     "refuse_change",
+    "refuse_odd_solver",
     "solver_kind",
     "write_task_result",
 ]

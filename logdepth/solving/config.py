@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from logdepth.config import flattened, to_dict
 from logdepth.errors import UserError
+from logdepth.models.encoder import EncoderConfig
 from logdepth.ops.precision import Precision
+from logdepth.ranges import check_counts, check_threads
 from logdepth.solving.solver import Form, SolverConfig
 
 
@@ -60,13 +62,9 @@ class TaskTrainConfig:
     """Use kernels and CUDA graphs on a GPU."""
 
     def __post_init__(self) -> None:
-        may_be_none = ("batch_tokens", "threads")
-        for name in ("steps", "batch_size", "check_every", *(one for one in may_be_none if getattr(self, one))):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in may_be_none:
-            if getattr(self, name) == 0:
-                raise ValueError(f"{name} must be at least 1; got 0")
+        check_counts(self, "steps", "batch_size", "batch_tokens", "check_every")
+        check_counts(self, "warmup_steps", at_least=0)
+        check_threads(self.threads)
         for name in ("learning_rate", "clip", "checkpoint_minutes", "muon_learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -75,8 +73,8 @@ class TaskTrainConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1; got {value}")
-        if self.warmup_steps < 0 or not self.weight_decay >= 0:
-            raise ValueError("warmup_steps and weight_decay must not be negative")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas}")
         if not 0 <= self.muon_momentum < 1:
@@ -99,6 +97,8 @@ class TaskRunConfig:
     """Optimizer, batches, curriculum and hardware."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.solver, EncoderConfig) and self.form != "whole":
+            raise ValueError(f"an encoder answers once for each sequence: form must be 'whole'; got '{self.form}'")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to below 2^63; got {self.seed}")
 

@@ -18,10 +18,12 @@ from torch.nn import functional as F
 
 from logdepth.acceleration import kernels_as_asked
 from logdepth.atomic import read_json, write_json
+from logdepth.blocks import Block
 from logdepth.capture import Captured
 from logdepth.checksums import checksum_of, seal, unseal
 from logdepth.config import from_dict, to_dict
 from logdepth.errors import UserError
+from logdepth.models import unallocated
 from logdepth.ops.cross_entropy import IGNORED
 from logdepth.ops.precision import arithmetic
 from logdepth.runs import device_named
@@ -155,6 +157,8 @@ class SolverTrainer:
             )
         self.saved_config = to_dict(config)
         """The config in the folder, whose fields of the machine may differ."""
+        self.has_config = False
+        """Whether the folder has that config."""
         self._restore()
 
     @property
@@ -259,8 +263,9 @@ class SolverTrainer:
         self._read()
         state = self.state
         state.seconds = time.monotonic() - self.started
-        if not (self.folder / "config.json").is_file():
+        if not self.has_config:  # a kill may have left one of other settings, without a checkpoint
             write_json(self.folder / "config.json", seal(self.saved_config))
+            self.has_config = True
         tensors = {f"model/{name}": one for name, one in self.model.state_dict().items()}
         tensors |= {f"optimizer/{name}": one for name, one in self.optimizer.tensors().items()}
         record = {"state": asdict(state), "config": checksum_of(self.saved_config)}
@@ -272,7 +277,8 @@ class SolverTrainer:
         if saved is None:
             return
         try:
-            self.saved_config, self.state = saved.config, SolverState(**saved.record["state"])
+            self.saved_config, self.has_config = saved.config, True
+            self.state = SolverState(**saved.record["state"])
             self.model.load_state_dict(_below("model/", saved.tensors))
             self.optimizer.restore(_below("optimizer/", saved.tensors))
         except (KeyError, TypeError, RuntimeError) as error:
@@ -281,6 +287,19 @@ class SolverTrainer:
     @property
     def _name(self) -> str:
         return f"{self.config.task}, seed {self.config.seed}"
+
+
+def refuse_odd_solver(config: TaskRunConfig) -> None:
+    """Raise a UserError if the model cannot be built, or cannot be trained on the device of the config."""
+    device = device_named(config.train.device)
+    try:
+        with unallocated():
+            solver = build_solver(task_named(config.task), config.solver)
+        for module in solver.modules():
+            if isinstance(module, Block):
+                module.refuse_training_on(device)
+    except ValueError as error:
+        raise UserError(f"solver of {config.task}: {error}") from None
 
 
 class SavedSolver(NamedTuple):

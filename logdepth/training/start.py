@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +12,7 @@ from logdepth.blocks import BlockConfig
 from logdepth.config import flattened, to_dict
 from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
-from logdepth.models import LMConfig
+from logdepth.models import LMConfig, ScanLMConfig, TransformerConfig, unallocated
 from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
 from logdepth.runs.folder import quoted
@@ -52,6 +52,7 @@ def resume(
     changes = _extensions(saved, config, out)
     check_trackers(config)
     device = device_named(config.train.device)
+    _refuse_odd_blocks(config.model, device)
     prepared = prepared_for(folder, data_dir, config)
     use_threads(config)
     with folder.locked():
@@ -83,24 +84,30 @@ def _extensions(saved: RunConfig, config: RunConfig, out: Path) -> list[str]:
 
 def checked_and_prepared(config: RunConfig, data_dir: Path | None = None) -> Prepared:
     """The tokens that a new run would train on, after all checks of its config."""
-    device_named(config.train.device)
+    device = device_named(config.train.device)
     check_trackers(config)
     if config.train.reset_at_documents and not CORPORA[config.data.corpus].separated:
         raise UserError(f"corpus '{config.data.corpus}' is one stream; --train.reset-at-documents needs documents")
-    _refuse_odd_blocks(config)
+    _refuse_odd_blocks(config.model, device)
     first = config.train.init_from
     return prepare(config.data, data_dir, None if first is None else RunFolder(first).tokenizer())
 
 
-def _refuse_odd_blocks(config: RunConfig) -> None:
-    """Raise a UserError if a block cannot be built for the model's width, such as one whose heads do not divide it."""
-    model = config.model
-    if isinstance(model, LMConfig):
-        try:
-            for block in dict.fromkeys(model.blocks):
-                cast(BlockConfig, block).build(model.dim)
-        except ValueError as error:
-            raise UserError(f"model.blocks: {error}") from None
+def _refuse_odd_blocks(model: Any, device: torch.device) -> None:
+    """Raise a UserError if a block cannot be built for the model's width, or cannot be trained on the device.
+
+    The heads of an attention block may not divide the width, for example.
+    """
+    lm = model.as_lm() if isinstance(model, ScanLMConfig | TransformerConfig) else model
+    if not isinstance(lm, LMConfig):
+        return
+    try:
+        for block in dict.fromkeys(lm.blocks):
+            with unallocated():
+                built = cast(BlockConfig, block).build(lm.dim)
+            built.refuse_training_on(device)
+    except ValueError as error:
+        raise UserError(f"model{'.blocks' if lm is model else ''}: {error}") from None
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
