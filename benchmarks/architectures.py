@@ -43,18 +43,23 @@ WARMUPS = 4
 
 
 class Sizes(NamedTuple):
-    """How much is measured; shapes are rows, and tokens of each."""
+    """How much is measured; shapes are rows, and tokens of each. States are of one row, a decoder's of all."""
 
     vocabulary: int = 16_000
     repeats: int = 10
-    decoded: int = 64
+    decoded: int = 32
+    """Steps that are timed together, `repeats` times."""
+    decoded_before: int = 512
+    """Steps before these. A kind of step is recorded when it comes a second time, and kinds come ever more rarely."""
     train: Sequence[Shape] = ((8, 2_048), (2, 8_192), (1, 65_536))
     forward: Sequence[Shape] = ((1, 65_536),)
     decode: Sequence[Shape] = ((1, 8_191), (1, 65_535), (64, 65_535))
-    """The lengths at which a tree holds most blocks."""
+    """The lengths at which a tree holds most blocks, and the last that a cache of a power of two has room for."""
 
 
-SMOKE = Sizes(vocabulary=40, repeats=1, decoded=3, train=((2, 96),), forward=((1, 192),), decode=((2, 127),))
+SMOKE = Sizes(
+    vocabulary=40, repeats=1, decoded=3, decoded_before=4, train=((2, 96),), forward=((1, 192),), decode=((2, 127),)
+)
 PREFILLED = 8_192
 """Tokens of a part of what is read before decoding."""
 
@@ -100,26 +105,28 @@ def _read(model: LM, sizes: Sizes, shape: Shape, device: torch.device, note: Not
 @torch.inference_mode()
 def _decoded(model: LM, sizes: Sizes, shape: Shape, device: torch.device, note: Note) -> dict[str, Any]:
     model.eval()
-    batch, absorbed = shape
+    batch, length = shape
+    num_steps = sizes.decoded_before + sizes.repeats * sizes.decoded  # of which the last reaches the length
     with arithmetic("auto", device):
         state: LMState = model.init_state(1)
-        for start in range(0, absorbed, PREFILLED):
-            tokens = torch.randint(model.vocab_size, (1, min(PREFILLED, absorbed - start)), device=device)
-            _, state = model.step(tokens, state)
+        for part in torch.randint(model.vocab_size, (1, length - num_steps), device=device).split(PREFILLED, dim=1):
+            _, state = model.step(part, state)
         decoder = Decoder(model, state.select([0] * batch), on_warning=note)
-        bytes_before = decoder.nbytes
-        tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        for _ in range(sizes.decoded):
+        _, state = model.step(torch.randint(model.vocab_size, (1, num_steps), device=device), state)
+        tokens, times = torch.zeros(batch, dtype=torch.int64, device=device), []
+        for _ in range(sizes.decoded_before):
             decoder.step(tokens)
-        start_time = _now(device)
-        for _ in range(sizes.decoded):
-            decoder.step(tokens)
-        seconds = (_now(device) - start_time) / sizes.decoded
+        for _ in range(sizes.repeats):
+            start = _now(device)
+            for _ in range(sizes.decoded):
+                decoder.step(tokens)
+            times.append(_now(device) - start)
+    seconds = statistics.median(times) / sizes.decoded
     return {
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": batch / seconds,
         "state_bytes": state.nbytes,
-        "decoder_bytes": bytes_before,
+        "decoder_bytes": decoder.nbytes,
     }
 
 

@@ -13,6 +13,8 @@ WIDTH = 512
 ROPE, ALIBI = "attention:qk_norm=true", "attention:positions=alibi,qk_norm=true"
 WINDOW = "attention:window=128,qk_norm=true"
 """The same window wherever there is one."""
+MEMORY = "memory:levels=5"
+"""Training on 2,048 tokens in chunks of 64 reaches five levels."""
 DELTA, SCAN = "memory:reading=fold", "scan:heads=4"
 
 
@@ -23,10 +25,10 @@ def _layers(*mixers: str, hidden: int = 1368, repeats: int) -> LMConfig:
 
 
 ARCHITECTURES: dict[str, LMConfig] = {
-    "memory-window": _layers("memory", WINDOW, hidden=1272, repeats=3),
+    "memory-window": _layers(MEMORY, WINDOW, hidden=1272, repeats=3),
     "delta-window": _layers(DELTA, WINDOW, hidden=1280, repeats=3),
     "grc-window": _layers(SCAN, WINDOW, hidden=936, repeats=3),
-    "memory": _layers("memory", hidden=1184, repeats=6),
+    "memory": _layers(MEMORY, hidden=1184, repeats=6),
     "delta": _layers(DELTA, hidden=1192, repeats=6),
     "grc": _layers(SCAN, hidden=1536, repeats=4),
     "rope": _layers(ROPE, repeats=6),

@@ -28,6 +28,13 @@ def test_all_are_trained_the_same_way_on_the_same_tokens() -> None:
     assert len({replace(config, model=EVERY[0].model) for config in EVERY}) == 1
 
 
+@pytest.mark.parametrize("row", ["memory", "memory-window"])
+def test_every_level_that_training_reaches_has_weights_of_its_own(row: str) -> None:
+    config = recipe(f"webmix-{row}")
+    memory = config.model.blocks[0]  # type: ignore[union-attr]
+    assert memory.chunk << memory.levels == config.train.context
+
+
 def test_the_study_has_all_of_them_in_order() -> None:
     study = study_of("architectures", contexts=[4_096])
     assert (study.corpus, study.models, study.seeds) == ("webmix", tuple(ARCHITECTURES), (0, 1, 2))

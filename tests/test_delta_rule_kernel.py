@@ -82,7 +82,7 @@ def test_float32_is_rounded_where_torch_may(monkeypatch: pytest.MonkeyPatch) -> 
     tensors = random_chunks(16, 16, 16)
     grads = random_grads(tensors, 16)
     exact = run(tensors, 16, grads, by_kernels=True)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     rounded = run(tensors, 16, grads, by_kernels=True)
     assert all(1e-5 < error(one, other.double()) < 5e-3 for one, other in zip(rounded, exact, strict=True))
 

@@ -214,6 +214,22 @@ def test_under_autocast_memories_stay_in_float32(reading: Any) -> None:
     assert (y.double() - exact).abs().max() < 0.03 * exact.abs().max()
 
 
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_with_weights_in_low_precision_memories_stay_in_float32(name: str, dtype: torch.dtype) -> None:
+    exact, x = layer_of(name), random_elements(2, 21, DIM)
+    layer = copy.deepcopy(exact).to(dtype)
+    y, state = layer.step(x[:, :13].to(dtype), layer.init_state(2))
+    more, state = layer.step(x[:, 13:].to(dtype), state)
+    assert y.dtype == more.dtype == dtype
+    memories = [one for one in tensors_of(state) if one.is_floating_point()][: 2 if layer.reads_levels else 1]
+    assert all(one.dtype == torch.float32 for one in memories)
+    expected = exact(x)
+    assert (torch.cat([y, more], dim=1) - expected).abs().max() < 0.05 * expected.abs().max()
+    more.sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in layer.parameters())
+
+
 @pytest.mark.parametrize("reading", ["levels", "fold"])
 @pytest.mark.parametrize("decay", [-20.0, 0.0, 20.0], ids=["none", "some", "all"])
 def test_float32_stays_close_to_float64(reading: Any, decay: float) -> None:

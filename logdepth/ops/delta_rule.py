@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from logdepth.ops.dispatch import backward_by_kernels, on_device_of, use_kernels
+from logdepth.ops.precision import dot_precision
 
 NORM_EPSILON = 1e-6
 """Added to the squared length of a vector that is normalised, so that gradients at a zero vector are finite."""
@@ -101,7 +102,7 @@ def _with_rows(x: Tensor) -> Tensor:
 
 def _exact(x: Tensor) -> bool:
     """Whether products of such vectors are as exact as float32, and not TF32."""
-    return x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return x.dtype == torch.float32 and dot_precision() == "tf32x3"
 
 
 def delta_chunk(queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, strength: Tensor) -> DeltaChunk:
