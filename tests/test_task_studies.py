@@ -52,7 +52,7 @@ def threads_as_before() -> Iterator[None]:
 def results_of(out: Path) -> dict[str, Any]:
     found = {path.name: json.loads(path.read_text()) for path in sorted((out / "results").glob("*.json"))}
     for one in found.values():
-        for name in ("command", "sha256", "environment"):
+        for name in ("command", "sha256", "environment", "seconds"):
             one.pop(name)
         one["config"]["train"].pop("threads")
     return found

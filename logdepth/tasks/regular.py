@@ -395,7 +395,8 @@ class Tomita(_Membership):
     6: the number of zeros minus that of ones is divisible by 3. 7: 0*1*0*1*.
 
     Of long random strings, nearly all are rejected by 3, 4 and 7; all languages are drawn as `_Membership` says. Odd
-    lengths have no accepted string in language 5; they are trained but not tested. Lengths below 2, 3 and 4 have no rejected string in 3, 4 and 7.
+    lengths have no accepted string in language 5; they are trained but not tested. Lengths below 2, 3 and 4 have no
+    rejected string in 3, 4 and 7.
     """
 
     number: int

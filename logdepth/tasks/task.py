@@ -17,8 +17,8 @@ TRAIN_LENGTHS = range(1, 41)
 TEST_LENGTHS = (10, 20, 40, *sorted({256, *range(41, 501, 9)}))
 """The lengths of Delétang et al. (arXiv 2207.02098) are 1 to 40 in training and all up to 500 in tests.
 
-Ours beyond training are 41, 50, 59, … 500, and 256, where others report results. Odd and even lengths alternate, and all
-remainders of division by 2, 4, … 32 occur: the shape of a tree depends on them.
+Ours beyond training are 41, 50, 59, … 500, and 256, where others report results. Odd and even lengths alternate, and
+all remainders of division by 2, 4, … 32 occur: the shape of a tree depends on them.
 """
 
 
