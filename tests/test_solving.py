@@ -232,6 +232,7 @@ def test_checks_cover_a_few_cases_up_to_the_longest(name: str, monkeypatch: pyte
 
 def test_shares_are_never_rounded_up_to_100() -> None:
     assert [percent(share) for share in (1, 0.99999, 0.5, math.nan)] == ["100", "99.99", "50.00", "–"]
+    assert [percent(share, 4) for share in (1, 0.9999999, 0.123456789)] == ["100", "99.9999", "12.3456"]
 
 
 def test_the_learning_rate() -> None:

@@ -84,11 +84,11 @@ class TaskResult:
         return self.score >= SOLVED
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 2) -> str:
     """A share in per cent that is never rounded up to 100."""
     if not math.isfinite(share):
         return "–"
-    return "100" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f}"
+    return "100" if share == 1 else f"{math.floor(10 ** (digits + 2) * share) / 10**digits:.{digits}f}"
 
 
 def write_task_result(folder: Path, result: TaskResult) -> Path:
