@@ -22,6 +22,8 @@ FAINT = "#7a8794"
 COLOURS = ("#2f74c0", "#d9730d", "#2a9d6f", "#b0569e", "#c8453b", "#8a7a1f", "#4b9db8", "#7d6ad0")
 """Line colours that are distinguishable on white and on black, also for most colour-blind readers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LARGEST_SCALE = 1.25
+"""How much larger than drawn a figure may become on a page."""
 STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -105,7 +107,8 @@ def as_svg(figure: "Figure", name: str, caption: str) -> str:
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
     label = f'role="img" aria-label="{html.escape(caption)}"'
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', label, drawn, count=1)
+    widest = rf'style="max-width: calc({LARGEST_SCALE} * \1pt)"'  # a small figure alone on a page is not blown up
+    return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', rf"{label} {widest}", drawn, count=1)
 
 
 def _drawn(figure: "Figure", suffix: str, *, transparent: bool, source: str | None = None) -> bytes:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,14 @@ def add_sweep(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(record | changes))
 
 
-def add_tasks(folder: Path) -> None:
-    for solver, share in (("grc", 1.0), ("rope", 0.4)):
-        for seed in range(2):
-            write_task_result(folder, made_up_task_result("s3", solver, seed, share))
+GRC_AHEAD = {"grc": 1.0, "rope": 0.4}
+"""Accuracies of models on a task of state tracking."""
+
+
+def add_tasks(folder: Path, task: str = "s3", shares: Mapping[str, float] = GRC_AHEAD, seeds: int = 2) -> None:
+    for solver, share in shares.items():
+        for seed in range(seeds):
+            write_task_result(folder, made_up_task_result(task, solver, seed, share))
 
 
 def an_associativity(laws: tuple[Law, ...] = ("up", "down", "mixed")) -> Associativity:

@@ -216,6 +216,47 @@ def test_backends_are_named(backend: str, slopes: bool, window: int | None, word
     assert backend_in_words(backend, slopes=slopes, window=window, queries=queries) == words
 
 
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 384, 500, 1024])
+@pytest.mark.parametrize("window", [None, 1, 5, 128, 129, 300])
+def test_masks_of_flex_attention_are_those_of_torch(length: int, window: int | None) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    module._causal_mask.cache_clear()
+    found = module._causal_mask(length, window, "cpu")
+    expected = create_block_mask(found.mask_mod, None, None, length, length, device="cpu")
+    for name, value in vars(expected).items():
+        other = getattr(found, name)
+        assert torch.equal(other, value) if isinstance(value, Tensor) else other == value or name == "mask_mod", name
+        assert not isinstance(value, Tensor) or (other.dtype, other.stride()) == (value.dtype, value.stride()), name
+
+
+@pytest.mark.parametrize(
+    "settings", [{"window": 3}, {"slopes": alibi_slopes(2)}, {"slopes": alibi_slopes(2), "window": 9}]
+)
+@pytest.mark.parametrize("backend", ["sdpa", "plain"])
+def test_long_masked_sequences_are_attended_in_parts(
+    settings: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no gradient, no mask has more rows than a part; the result is the same."""
+    queries, keys, values = torch.randn(3, 2, 2, 45, 4, dtype=torch.float64)
+    expected = whole_attention(queries, keys, values, backend=backend, **settings)
+    rows: list[int] = []
+    once = module.attention
+
+    def counted(queries: Tensor, *others: Any, **more: Any) -> Tensor:
+        rows.append(queries.shape[2])
+        return once(queries, *others, **more)
+
+    monkeypatch.setattr(module, "attention", counted)
+    monkeypatch.setattr(module, "LONG", 20)
+    monkeypatch.setattr(module, "PART", 8)
+    whole_attention(queries, keys, values, backend=backend, **settings)
+    with torch.no_grad():
+        found = whole_attention(queries, keys, values, backend=backend, **settings)
+    assert rows == [45, 8, 8, 8, 8, 8, 5]
+    torch.testing.assert_close(found, expected)
+
+
 def test_compiled_models_make_the_mask_of_flex_attention_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention import flex_attention
 

@@ -125,9 +125,16 @@ def test_parameters_and_initial_scale_are_the_papers() -> None:
     # The embedding is a normal of 0.02, cut off at twice that, which leaves a deviation of 0.88 of it.
     assert encoder.embedding.weight.abs().max() <= 2 * SCALE
     assert encoder.embedding.weight.std().item() == pytest.approx(0.88 * SCALE, rel=0.02)
+    # Leaves and classifier: a normal of 1/√in, cut off at twice that.
+    for layer, inputs in ((encoder.hidden, width), (encoder.out, 4 * width), (encoder.classifier, width)):
+        assert layer.weight.abs().max() <= 2 / math.sqrt(inputs)
+        assert layer.weight.std().item() == pytest.approx(
+            0.88 / math.sqrt(inputs), rel=0.1 if layer is encoder.classifier else 0.02
+        )
+        assert not layer.bias.any()
     # Variance scaling: the mean of fan-in and fan-out is 160.
-    for layer, scale in ((encoder.hidden, 1.0), (encoder.out, 1.0), (encoder.merge.hidden, 0.02)):
-        assert layer.weight.std().item() == pytest.approx(math.sqrt(scale / 160), rel=0.03)
+    for layer in (encoder.merge.hidden, encoder.merge.out):
+        assert layer.weight.std().item() == pytest.approx(math.sqrt(0.02 / 160), rel=0.03)
         assert not layer.bias.any()
     first = encoder.merge.operator.first
     assert first.weight.std().item() == pytest.approx(math.sqrt(1 / 128), rel=0.03)

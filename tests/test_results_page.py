@@ -35,6 +35,8 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_sweep(folder / "sweeps" / "ptb" / "ptb-ar-grc.json")
     add_associativity(folder / "associativity" / "wikitext2-ar-grc.json", an_associativity())
     add_tasks(folder / "tasks" / "groups-quick")
+    add_tasks(folder / "tasks" / "groups", "s5")
+    add_tasks(folder / "tasks" / "recall", "mqar", {"grc": 0.1, "memory": 0.9})
     return folder
 
 
@@ -89,7 +91,14 @@ def test_without_results_the_pages_say_so(tmp_path: Path) -> None:
     text = "".join(pages(kept).values())
     assert "{{" not in text
     assert ".svg" not in text
-    without = {"caveats", "others", "bars", "verdicts"}  # the first two are empty, the others say it for each target
+    without = {
+        "caveats",
+        "others",
+        "bars",
+        "verdicts",
+        "task_choice",
+        "task_published",
+    }  # empty, or say it in words of their own
     assert text.count(NOTHING) == len(PER_STUDY) * len(STUDIES) + len(SECTIONS.keys() - without)
     assert bars(kept).count("|  | not run yet |") == len(BARS)
     assert readme_block(kept) == NOTHING + "\n"
@@ -118,7 +127,7 @@ def test_everything_is_written_and_drawn(everything: Path, tmp_path: Path) -> No
     linked |= set(re.findall(r"\(../(figures/results-[\w-]+\.svg)\)", "".join(written.values())))
     linked |= {path.removeprefix("docs/") for path in re.findall(r"\((docs/[\w/-]+\.svg)\)", readme.read_text())}
     assert {path.name for path in stale.parent.iterdir()} == {Path(path).name for path in linked}
-    assert len(linked) == 3 * len(STUDIES) + 3 + 2 + 1  # of two studies there are deeper models; one is of tasks
+    assert len(linked) == 3 * len(STUDIES) + 3 + 2 + 3  # of two studies there are deeper models; three are of tasks
     assert readme.read_text().startswith(f"before\n{BEGIN}| study | model |")
     assert readme.read_text().endswith(f".*\n{END}\nafter\n")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

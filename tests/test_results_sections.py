@@ -20,7 +20,8 @@ from results_page.markdown import NOTHING
 from results_page.origins import associativity_origins, origins, sweep_origins
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
-from tests.kept_results import a_run, add_associativity, add_study, add_sweep, an_associativity
+from results_page.tasks import task_choice, task_published
+from tests.kept_results import a_run, add_associativity, add_study, add_sweep, add_tasks, an_associativity
 from tests.tiny_study import made_up_run, made_up_times, positions_of
 
 
@@ -197,3 +198,34 @@ def test_where_sweeps_and_associativity_come_from(tmp_path: Path) -> None:
     ]
     assert associativity_origins(kept).startswith("- `results/associativity/ptb-ar-grc.json`: `")
     assert associativity_origins(kept).endswith("`. The weights of that run were not kept.")
+
+
+def test_blocks_are_chosen_from_results(tmp_path: Path) -> None:
+    """One that is best at each alone, and another that is better at the worse of both."""
+    places = tmp_path / "tasks" / "groups", tmp_path / "tasks" / "recall"
+    shares = {"grc": (1.0, 0.1), "memory": (0.2, 0.999), "grc-memory": (0.99, 0.98), "rope": (0.3, 0.5)}
+    add_tasks(tmp_path / "tasks" / "groups-quick", "s5", {"alibi": 1.0, "rope": 1.0})
+    assert task_choice(read_kept(tmp_path)) == (
+        "The results do not say yet which block to choose: accuracies of several models on S₅ and MQAR are missing."
+    )
+    add_tasks(places[0], "s5", {solver: both[0] for solver, both in shares.items()}, seeds=3)
+    add_tasks(places[0], "s3", {"grc": 1.0, "rope": 0.3}, seeds=3)
+    assert "on MQAR are missing" in task_choice(read_kept(tmp_path))
+    add_tasks(places[1], "mqar", {solver: both[1] for solver, both in shares.items()}, seeds=3)
+    tracking, recall = task_choice(read_kept(tmp_path)).split("\n\n")
+    assert tracking == (
+        "**To follow a state**, choose GRC scan: 100 [100, 100] % of all positions of 512 elements of S₅ are right, "
+        "ahead of GRC scan and memory tree with 99.00 [99.00, 99.00] %. Of the language models, GRC scan solves most "
+        "tasks of groups and regular languages, 2 of 2."
+    )
+    assert recall == (
+        "**To recall**, choose memory tree, β ≤ 1: 99.90 [99.90, 99.90] % of the 128 queries in 512 tokens of MQAR are "
+        "right, ahead of GRC scan and memory tree with 98.00 [98.00, 98.00] %. **For both in one model**, GRC scan and "
+        "memory tree has 99.00 [99.00, 99.00] % on S₅ at 512 elements and 98.00 [98.00, 98.00] % on MQAR with 64 pairs "
+        "in 256 tokens, trained on each alone."
+    )
+    published = task_published(read_kept(tmp_path))
+    assert "| GRC scan: 100 [100, 100], 3 seeds; of 4 models | ≥ 99.9 (99.99) |" in published
+    assert "GRC scan and memory tree: 99.00 [99.00, 99.00] and 98.00 [98.00, 98.00]" in published
+    assert "arXiv 2502.10297" in published
+    assert "Mamba-3: 98.5" in published, "also where there is no result of ours"

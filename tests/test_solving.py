@@ -40,7 +40,7 @@ from logdepth.solving import (
     write_task_result,
 )
 from logdepth.solving.accuracy import CHECKS, num_sequences
-from logdepth.solving.training import FLOOR, WINDOW, examples_at, learning_rate
+from logdepth.solving.training import FLOOR, WINDOW, checked_cases, examples_at, learning_rate
 from logdepth.tasks import TASKS, Case, Examples, GroupWords, MultiQueryRecall, Parity, held_out_batch
 from logdepth.training import DivergedError
 
@@ -53,7 +53,7 @@ SCAN = LMConfig(dim=8, blocks=("scan:conv=0,gate=false",), tied=False)
 @pytest.fixture(autouse=True)
 def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logdepth.solving.training.CHECKED_LENGTH", 64)
-    monkeypatch.setattr("logdepth.solving.training.CHECK_SEQUENCES", 4)
+    monkeypatch.setattr("logdepth.solving.training.CHECK_SEQUENCES", {"whole": 4, "prefixes": 4})
 
 
 def run_config(task: str = "s3", **train: Any) -> TaskRunConfig:
@@ -220,8 +220,20 @@ def test_beyond_training() -> None:
     assert all(case.length > 40 for case in beyond(TASKS["parity"], TASKS["parity"].test_cases))
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_checks_cover_a_few_cases_up_to_the_longest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logdepth.solving.training.CHECKED_LENGTH", 1024)
+    task = TASKS[name]
+    checked, possible = checked_cases(task), beyond(task, task.test_cases)
+    assert 1 <= len(checked) <= 6
+    assert len(set(checked)) == len(checked)
+    assert checked[0] == possible[0]
+    assert checked[-1] == max(one for one in possible if one.length <= (8192 if name == "passkey" else 1024))
+
+
 def test_shares_are_never_rounded_up_to_100() -> None:
     assert [percent(share) for share in (1, 0.99999, 0.5, math.nan)] == ["100", "99.99", "50.00", "–"]
+    assert [percent(share, 4) for share in (1, 0.9999999, 0.123456789)] == ["100", "99.9999", "12.3456"]
 
 
 def test_the_learning_rate() -> None:
@@ -484,6 +496,7 @@ def test_edited_result_files_are_refused(tmp_path: Path) -> None:
         {"curve": ((1.0, math.nan, 0.5, 3.0, 0.25),)},
         {"config": {"task": "parity", "seed": 0}},
         {"version": 2},
+        {"seconds": -1.0},
     ],
 )
 def test_impossible_results_are_refused(changes: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ import torch
 
 from logdepth.cli import main
 from logdepth.errors import UserError
-from logdepth.report.tasks import solvers_in, tasks_in, write_task_report
+from logdepth.report.published import PUBLISHED, published_table
+from logdepth.report.tasks import figures, headline, line_of, solvers_in, tasks_in, write_task_report
 from logdepth.reproduce import TASK_STUDIES, run_task_study, task_runs
 from logdepth.reproduce.tasks import DELETANG_TASKS
 from logdepth.solving import (
@@ -60,7 +61,7 @@ def threads_as_before() -> Iterator[None]:
 def results_of(out: Path) -> dict[str, Any]:
     found = {path.name: json.loads(path.read_text()) for path in sorted((out / "results").glob("*.json"))}
     for one in found.values():
-        for name in ("command", "sha256", "environment"):
+        for name in ("command", "sha256", "environment", "seconds"):
             one.pop(name)
         one["config"]["train"].pop("threads")
     return found
@@ -316,14 +317,97 @@ def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:
     results = read_task_results(tmp_path / "results")
     assert tasks_in(results) == ["mqar", "selective-copying"]
     assert solvers_in(results) == ["grc", "rope"]
-    scores = write_task_report(tmp_path).tables[0]
+    scores, models, published, accuracies = write_task_report(tmp_path).tables
     assert scores.heads == ("task", "GRC scan", "Transformer, RoPE")
     assert scores.rows == (
         ("MQAR", "20.00 [10.00, 30.00]", "100 ● [50.00, 100]"),
-        ("Selective copying", None, "99.90 ●"),
-        ("solved, of 2", "0", "2"),
+        ("Selective copying", None, "99.90 ○"),  # too few seeds
+        ("solved, of 2", "0", "1"),
     )
+    assert [row[:2] for row in models.rows] == [("GRC scan", "10"), ("Transformer, RoPE", "10")]
+    assert published.rows[0][3] == "Transformer, RoPE: 100 [50.00, 100], 3 seeds; of 2 models"
+    assert accuracies.rows[0][-2:] == ("10.0000", "100")
     assert (tmp_path / "figures" / "accuracy.svg").is_file()
+
+
+def test_languages_are_counted_by_form(tmp_path: Path) -> None:
+    for solver, task, share in (
+        ("encoder-grc", "parity", 1.0),
+        ("encoder-grc", "d2", 0.998),
+        ("encoder-mlp-ldru", "parity", 0.9),
+        ("grc", "parity", 0.9),
+        ("rope", "parity", 1.0),
+    ):
+        for seed in range(3):
+            write_task_result(tmp_path / "results", made_up_task_result(task, solver, seed, share))
+    table = published_table(read_task_results(tmp_path / "results"), ["parity", "d2"])
+    assert [row[3] for row in table.rows] == [
+        "encoder, GRC: 1 of 2",
+        "Transformer, RoPE: 1 of 1",
+        "Transformer, RoPE: 100 [100, 100], 3 seeds; of 2 models",  # not encoders, which answer at the end only
+    ]
+
+
+def test_every_published_case_is_tested() -> None:
+    """Each row of published numbers finds our result among made-up results of all its tasks."""
+    for one in PUBLISHED:
+        for solver in ("encoder-grc", "grc"):
+            results = [made_up_task_result(task, solver, 0, 0.5) for task in one.tasks]
+            if one.ours(results) is not None:
+                break
+        else:
+            raise AssertionError(one.what)
+    assert published_table([], ["z60"]).rows == ()
+    assert [row[3] for row in published_table([]).rows] == [None] * len(PUBLISHED)
+
+
+def test_figures_say_who_leads_and_how_small_the_models_are(tmp_path: Path) -> None:
+    def line(*shares: tuple[str, str, float]) -> str:
+        return headline([made_up_task_result(task, solver, 0, share) for task, solver, share in shares])
+
+    small = "Tiny models, of at most 0.01M parameters; 1 seed each."
+    ahead = "GRC scan is ahead beyond the training lengths"
+    assert line(("s3", "grc", 1.0), ("s3", "rope", 0.5)) == (
+        f"{ahead}: its state takes up one token after another, at any length. {small}"
+    )
+    assert line(("mqar", "grc", 1.0), ("mqar", "rope", 0.5)) == f"{ahead}. {small}"
+    assert line(("s3", "rope", 1.0), ("s3", "grc", 0.5)).startswith(
+        "Transformer, RoPE is ahead beyond the training len"
+    )
+    for nobody in (
+        [("s3", "grc", 1.0)],
+        [("s3", "grc", 1.0), ("s3", "rope", 1.0)],
+        [("s3", "grc", 1.0), ("s3", "rope", 0.5), ("s4", "grc", 0.4), ("s4", "rope", 0.5)],
+    ):
+        assert line(*nobody) == small
+    write_task_result(tmp_path / "results", made_up_task_result("s3", "grc", 0, 1.0))
+    write_task_result(tmp_path / "results", made_up_task_result("s3", "rope", 0, 0.5))
+    write_task_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(ahead) == 2, "once above and once in the figure"
+
+
+def test_lines_of_all_models_differ() -> None:
+    lines = [line_of(number) for number in range(len(SOLVERS))]
+    assert len({(str(one["color"]), str(one["linestyle"])) for one in lines}) == len(SOLVERS)
+    assert len({(str(one["color"]), one["marker"]) for one in lines}) == len(SOLVERS)
+
+
+def test_legends_are_inside_their_figures(tmp_path: Path) -> None:
+    """With one panel and two long names, with all models, and with several panels."""
+    pytest.importorskip("matplotlib")
+    every = [(task, solver) for task in ("s3", "s4", "s5", "a5") for solver in SOLVERS]
+    for pairs in ([("s3", "grc-dropout"), ("s3", "rope")], [("s3", solver) for solver in SOLVERS], every):
+        results = [made_up_task_result(task, solver, 0, 0.5) for task, solver in pairs]
+        ((_, figure),) = figures(results).values()
+        figure.draw_without_rendering()
+        whole = figure.bbox
+        for part in (*figure.legends, figure._suptitle, *figure.axes):
+            box = part.get_tightbbox() if part.get_visible() else None
+            if box is not None:
+                assert box.x0 >= whole.x0 - 1, part
+                assert box.x1 <= whole.x1 + 1, part
+                assert box.y0 >= whole.y0 - 1, part
 
 
 def test_a_report_needs_results(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from logdepth.tasks import LDRU_LANGUAGES, TASKS, Case, balancing_weights, const
 from logdepth.tasks.automaton import Automaton, StringSampler
 from logdepth.tasks.regular import BoundedBrackets, ModularArithmetic, PrefixSymbols, Tomita
 
-LENGTHS = (*range(1, 14), 17, 31, 40, 41, 64, 101)
+LENGTHS = (*range(1, 14), 17, 31, 40, 41, 64, 101, 500)
 MEMBERSHIP = [name for name in LDRU_LANGUAGES if name.startswith(("d", "tomita"))]
 
 
@@ -20,9 +20,12 @@ def arithmetic(tokens: list[int], multiply_first: bool) -> int:
     text = "".join("01234+-*"[token] for token in tokens)
     if len(text) % 2 == 0:
         text = text[:-1]
-    if not multiply_first:
-        text = re.sub(r"[-+*]", r")\g<0>", "(" * (len(text) // 2) + text)
-    return int(eval(text)) % 5
+    if multiply_first:
+        return int(eval(text)) % 5
+    value = int(text[0])
+    for operation in re.findall(r"[-+*]\d", text):
+        value = eval(f"{value}{operation}") % 5
+    return value
 
 
 def in_brackets(tokens: list[int], depth: int) -> bool:
@@ -73,7 +76,7 @@ def test_every_prefix_has_the_answer_of_the_definition(name: str) -> None:
     chosen = TASKS[name]
     rng = np.random.default_rng(1)
     for length in LENGTHS:
-        examples = chosen.sample(rng, 12 if length < 50 else 4, Case(length))
+        examples = chosen.sample(rng, 12 if length < 50 else 4 if length < 500 else 2, Case(length))
         assert examples.tokens.shape == examples.targets.shape == examples.mask.shape
         assert examples.mask.all()
         assert examples.tokens.min() >= 0
@@ -245,6 +248,24 @@ def test_long_strings_stay_balanced() -> None:
     """Counts of strings of 3,000 bits exceed any float; their shares do not."""
     targets = TASKS["d12"].sample(np.random.default_rng(0), 200, Case(3000)).targets[:, -1]
     assert 70 < targets.sum() < 130
+
+
+def test_tests_have_trees_of_all_shapes_and_strings_of_both_classes() -> None:
+    """Beyond training, lengths have all remainders of powers of two, and every length has both answers."""
+    for name in LDRU_LANGUAGES:
+        lengths = [case.length for case in TASKS[name].test_cases]
+        further = [length for length in lengths if length > 40]
+        assert len(set(lengths)) == len(lengths)
+        assert lengths == sorted(lengths)
+        assert further[-1] in (499, 500)
+        assert min(further) <= 42
+        odd = {length % 2 for length in further}
+        assert odd == ({0} if name.startswith("d") or name == "tomita-5" else {1} if "arithmetic" in name else {0, 1})
+        assert {length % 16 for length in further} == {place for place in range(16) if place % 2 in odd}
+        if name in MEMBERSHIP:
+            for length in (lengths[0], further[0], further[1], further[-1]):
+                targets = TASKS[name].sample(np.random.default_rng(0), 200, Case(length)).targets[:, -1]
+                assert 60 < targets.sum() < 140
 
 
 def test_arithmetic_has_lengths_of_expressions() -> None:

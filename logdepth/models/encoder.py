@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.operators import MLPLDRUConfig, OperatorConfig
-from logdepth.ops import LayerNorm, scaled_linear
+from logdepth.ops import LayerNorm, Linear, scaled_linear
 from logdepth.ranges import check_dropouts
 from logdepth.scanning import reduce
 from logdepth.shapes import Rows, Tokens
@@ -54,10 +54,10 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(num_symbols, width)
         nn.init.trunc_normal_(self.embedding.weight, std=SCALE, a=-2 * SCALE, b=2 * SCALE)
         self.norm = LayerNorm(width)
-        self.hidden, self.out = scaled_linear(width, 4 * width), scaled_linear(4 * width, width)
+        self.hidden, self.out = _linear(width, 4 * width), _linear(4 * width, width)
         self.dropout = nn.Dropout(config.dropout)
         self.merge = Merge(config.operator, config.dropout)
-        self.classifier = scaled_linear(width, num_classes)
+        self.classifier = _linear(width, num_classes)
 
     def forward(self, tokens: Tokens) -> Tensor:
         logits: Tensor = self.classifier(self.root(self.leaves(tokens)))
@@ -98,3 +98,11 @@ class Merge(nn.Module):
         merged = self.operator(left, right)
         refined: Rows = self.dropout(self.norm(merged + self.out(F.relu(self.hidden(merged)))))
         return refined
+
+
+def _linear(in_width: int, out_width: int) -> Linear:
+    """A layer with the initial weights of Haiku, which the paper's code uses: 1/√in times a normal cut off at 2."""
+    layer, deviation = Linear(in_width, out_width), in_width**-0.5
+    nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+    nn.init.zeros_(layer.bias)
+    return layer

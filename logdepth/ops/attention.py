@@ -30,6 +30,13 @@ SDPA_KERNELS = {
 FLEX_HEAD_WIDTH = 16
 """The least that FlexAttention can be compiled for on CUDA."""
 
+FLEX_BLOCK = 128
+"""Queries and keys of a block of FlexAttention's masks."""
+
+LONG, PART = 4096, 1024
+"""Masked attention of more queries than `LONG` is computed in parts of `PART` queries where no gradient is needed: a
+mask of all of them would take gigabytes."""
+
 AttentionBackend = Literal["auto", "sdpa", "flex", "plain"]
 
 
@@ -113,8 +120,26 @@ def whole_attention(
         return _flex(queries, keys, values, slopes, window)
     if backend == "sdpa" and slopes is None and (window is None or window >= queries.shape[2]):
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-    positions = torch.arange(queries.shape[2], device=queries.device)
-    return attention(queries, keys, values, positions, positions, slopes=slopes, window=window, backend=backend)
+    length = queries.shape[2]
+    positions = torch.arange(length, device=queries.device)
+    size = length if length <= LONG or torch.is_grad_enabled() else PART
+    parts = []
+    for start in range(0, length, size):
+        end = min(start + size, length)
+        first = 0 if window is None else max(0, start + 1 - window)
+        parts.append(
+            attention(
+                queries[:, :, start:end],
+                keys[:, :, first:end],
+                values[:, :, first:end],
+                positions[start:end],
+                positions[first:end],
+                slopes=slopes,
+                window=window,
+                backend=backend,
+            )
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def chosen_backend(name: AttentionBackend, *, masked: bool, head_width: int, device: torch.device) -> str:
@@ -173,7 +198,8 @@ def _compiled_flex() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=64)
 def _causal_mask(length: int, window: int | None, device: str) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    """What FlexAttention's `create_block_mask` returns, without its tables of all pairs of positions."""
+    from torch.nn.attention.flex_attention import BlockMask
 
     def causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
@@ -183,4 +209,24 @@ def _causal_mask(length: int, window: int | None, device: str) -> Any:
         return (query >= key) & (query - key < window)
 
     with torch.inference_mode(False):  # an evaluation may make the mask that training will need
-        return create_block_mask(causal if window is None else in_window, None, None, length, length, device=device)
+        block = torch.arange(-(-length // FLEX_BLOCK), device=device)
+        distance = FLEX_BLOCK * (block[:, None] - block)
+        nearest, furthest = distance - (FLEX_BLOCK - 1), distance + (FLEX_BLOCK - 1)
+        seen = (furthest >= 0) if window is None else (furthest >= 0) & (nearest < window)
+        whole = (nearest >= 0) if window is None else (nearest >= 0) & (furthest < window)
+        if length % FLEX_BLOCK:
+            whole[-1] = False  # the last block has queries beyond the end
+        partial_blocks, whole_blocks = _in_order(seen & ~whole), _in_order(whole)
+        return BlockMask.from_kv_blocks(
+            *partial_blocks,
+            *whole_blocks,
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=causal if window is None else in_window,
+            seq_lengths=(length, length),
+        )
+
+
+def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, `[1, 1, blocks]`, and their numbers, then all others."""
+    numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1).int()[None, None], numbers.int()[None, None]

@@ -1,18 +1,32 @@
 """Tables, figures and the page of a study of tasks, from its result files."""
 
 import json
+import math
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from logdepth.drawing import FAINT, house_style
+from logdepth.blocks import ScanConfig
+from logdepth.drawing import COLOURS, FAINT, house_style
 from logdepth.errors import UserError
+from logdepth.models import LMConfig
 from logdepth.report.figures import colour_of, legend_below, marker_of
 from logdepth.report.page import rendered
+from logdepth.report.published import ENOUGH_SEEDS, is_solved, published_table, scores_of, spread, title_of_solver
 from logdepth.report.table import Cell, Table
 from logdepth.report.write import Report, write_parts
-from logdepth.solving import FEW_CLASSES, SOLVED, SOLVERS, TaskResult, beyond, chance_of, percent, read_task_results
+from logdepth.solving import (
+    FEW_CLASSES,
+    SOLVED,
+    SOLVERS,
+    TaskResult,
+    beyond,
+    chance_of,
+    percent,
+    read_task_results,
+)
 from logdepth.tasks import TASKS, Case, task_named
 
 if TYPE_CHECKING:
@@ -21,15 +35,28 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 """Panels of a figure beside each other."""
+MANY_CONFIGS = 16
+"""Number of configs up to which a page shows all."""
+SMALL: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 8, "color": FAINT}
+"""The words inside a panel."""
+INCHES_PER_NAME = 2.7
+"""Width of a model's name in a legend."""
+LETTERS_PER_INCH = 15
+"""In the line above a figure."""
 CAPTION = (
     "Accuracy by length. Shaded: lengths of training. Thick lines: median over seeds; thin lines: single seeds. "
-    "Dotted: the best guess that does not read the input."
+    "Dotted: chance, the best guess that does not read the input."
 )
+STATE_TRACKING = ("groups", "regular-languages")
+"""Families in which a state has to be followed."""
+FOLLOWS = "its state takes up one token after another, at any length"
+"""Why a scan is ahead in state tracking."""
 WEIGHTING = f"with equal weight for each class if there are at most {FEW_CLASSES}"
 METHOD = (
     f"Score: share of right answers at all asked positions, {WEIGHTING}, averaged over the test cases that are longer, "
     "or have more items, than all of training. Cells: median over seeds, and the lowest and highest seed in brackets. "
-    f"●: solved, a median of at least {SOLVED:.1%}. Every seed counts, whether it learned the task or not."
+    f"●: solved, a median of at least {SOLVED:.1%} over at least {ENOUGH_SEEDS} seeds; ○: the same with fewer seeds. "
+    "Every seed counts, whether it learned the task or not. An encoder answers once, at the end of a sequence."
 )
 
 
@@ -38,31 +65,38 @@ def write_task_report(folder: Path) -> Report:
     results = read_task_results(folder / "results")
     if not results:
         raise UserError(f"{folder / 'results'} contains no result files; create some with `logdepth reproduce`")
-    made = [score_table(results), _accuracies(results)]
-    return write_parts(folder, made, lambda: figures(results), lambda drawn: task_page(results, made[:1], drawn))
-
-
-def title_of_solver(name: str) -> str:
-    """A model's name as tables print it."""
-    return SOLVERS[name].title if name in SOLVERS else name
+    published = published_table(results, tasks_in(results))
+    made = [score_table(results), model_table(results), *([published] if published.rows else [])]
+    every = [*made, _accuracies(results)]
+    return write_parts(folder, every, lambda: figures(results), lambda drawn: task_page(results, made, drawn))
 
 
 def task_page(results: Sequence[TaskResult], tables: Sequence[Table], drawn: "Mapping[str, tuple[str, Figure]]") -> str:
     """The HTML page of a study of tasks."""
-    first = {(result.task, result.solver): result for result in reversed(results)}
     environments = [result.environment for result in results]
     return rendered(
         name=_families(results),
         heading=f"What models compute: {_families(results)}",
-        summary=METHOD,
+        summary=headline(results),
         tables=tables,
         drawn=drawn,
-        configs={
-            f"{task}, {title_of_solver(one)}": json.dumps(first[task, one].config, indent=2) for task, one in first
-        },
+        configs=_configs(results),
         environments=[one for number, one in enumerate(environments) if one not in environments[:number]],
         commands=sorted({result.command for result in results}),
     )
+
+
+def _configs(results: Sequence[TaskResult]) -> dict[str, str]:
+    """One config of each model on each task, or where these are many, on the first of its tasks."""
+    pairs = [(task, solver) for task in tasks_in(results) for solver in solvers_in(results)]
+    found = {pair: runs[0] for pair in pairs if (runs := _of(results, *pair))}
+    if len(found) > MANY_CONFIGS:
+        first = {pair[1]: pair for pair in reversed(found)}
+        found = {pair: found[pair] for pair in reversed(first.values())}
+    return {
+        f"{title_of_solver(solver)}, on {task_named(task).title}": json.dumps(one.config, indent=2, ensure_ascii=False)
+        for (task, solver), one in found.items()
+    }
 
 
 def _families(results: Sequence[TaskResult]) -> str:
@@ -90,12 +124,9 @@ def score_table(results: Sequence[TaskResult]) -> Table:
     solvers = solvers_in(results)
     rows: list[tuple[Cell, ...]] = []
     for task in tasks_in(results):
-        cells = [_spread([one.score for one in _of(results, task, solver)]) for solver in solvers]
-        rows.append((task_named(task).title, *cells))
-    solved: list[Cell] = [
-        sum(_is_solved(_of(results, task, solver)) for task in tasks_in(results)) for solver in solvers
-    ]
-    rows.append((f"solved, of {len(rows)}", *(f"{one}" for one in solved)))
+        rows.append((task_named(task).title, *(_score(scores_of(results, task, solver)) for solver in solvers)))
+    solved = [sum(is_solved(scores_of(results, task, solver)) for task in tasks_in(results)) for solver in solvers]
+    rows.append((f"solved, of {len(rows)}", *map(str, solved)))
     seeds = sorted({result.seed for result in results})
     return Table(
         name="scores",
@@ -106,16 +137,71 @@ def score_table(results: Sequence[TaskResult]) -> Table:
     )
 
 
-def _is_solved(seeds: Sequence[TaskResult]) -> bool:
-    return bool(seeds) and statistics.median(one.score for one in seeds) >= SOLVED
-
-
-def _spread(scores: Sequence[float]) -> str | None:
+def _score(scores: Sequence[float]) -> str | None:
     if not scores:
         return None
-    middle = statistics.median(scores)
-    text = percent(middle) + (" ●" if middle >= SOLVED else "")
-    return f"{text} [{percent(min(scores))}, {percent(max(scores))}]" if len(scores) > 1 else text
+    dot = " ●" if is_solved(scores) else " ○" if statistics.median(scores) >= SOLVED else ""
+    middle, *rest = spread(scores).split(" ", 1)
+    return " ".join([middle + dot, *rest])
+
+
+def model_table(results: Sequence[TaskResult]) -> Table:
+    """How large the models are, and how they were trained."""
+    rows: list[tuple[Cell, ...]] = []
+    for solver in solvers_in(results):
+        runs = [result for result in results if result.solver == solver]
+        train = [result.config.get("train", {}) for result in runs]
+        rows.append(
+            (
+                title_of_solver(solver),
+                _range([run.parameters for run in runs]),
+                ", ".join(dict.fromkeys(str(one.get("optimizer", "–")) for one in train)),
+                ", ".join(
+                    dict.fromkeys(f"{one.get('learning_rate', '–')} {one.get('schedule', '')}".strip() for one in train)
+                ),
+                _range([run.steps for run in runs]),
+                f"{sum(run.finished == 'solved' for run in runs)} of {len(runs)}",
+            )
+        )
+    return Table(
+        name="models",
+        title="Models and their training",
+        note="Ranges are over tasks, whose alphabets differ, and seeds. All models of a task have the same batches, "
+        "curriculum and settings, except that encoders have those of their paper; no rate was tuned for a model. "
+        "Solved early: training stopped because two checks in a row found the task solved.",
+        heads=("model", "parameters", "optimizer", "learning rate", "steps", "solved early"),
+        rows=tuple(rows),
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def headline(results: Sequence[TaskResult]) -> str:
+    """Who is ahead beyond the training lengths, why, and how small the models are."""
+    tasks, solvers = tasks_in(results), solvers_in(results)
+    leaders = set()
+    for task in tasks:
+        medians = {one: statistics.median(found) for one in solvers if (found := scores_of(results, task, one))}
+        best = max(medians.values())
+        leaders.add(tuple(one for one, median in medians.items() if median == best))
+    text = ""
+    if len(solvers) > 1 and len(leaders) == 1 and len(ahead := next(iter(leaders))) == 1:
+        text = f"{title_of_solver(ahead[0])} is ahead beyond the training lengths"
+        if _scans(ahead[0]) and all(task_named(task).family in STATE_TRACKING for task in tasks):
+            text += f": {FOLLOWS}"
+        text += ". "
+    largest, seeds = max(result.parameters for result in results), len({result.seed for result in results})
+    size = f"at most {math.ceil(largest / 1e4) / 100:g}M parameters"
+    return f"{text}Tiny models, of {size}; {seeds} seed{'s' if seeds > 1 else ''} each."
+
+
+def _scans(solver: str) -> bool:
+    """Whether a model has a scan of states."""
+    config = SOLVERS[solver].config(64) if solver in SOLVERS else None
+    return isinstance(config, LMConfig) and any(isinstance(block, ScanConfig) for block in config.blocks)
 
 
 def _accuracies(results: Sequence[TaskResult]) -> Table:
@@ -124,11 +210,12 @@ def _accuracies(results: Sequence[TaskResult]) -> Table:
         for solver in solvers_in(results):
             for result in sorted(_of(results, task, solver), key=lambda one: one.seed):
                 for one in result.test:
-                    counts = (one.sequences, one.asked, one.right, one.accuracy, one.last_accuracy)
-                    rows.append((task, solver, result.seed, one.length, one.items, *counts))
+                    shares = (percent(share, 4) for share in (one.accuracy, one.last_accuracy))
+                    counts = (one.sequences, one.asked, one.right)
+                    rows.append((task, solver, result.seed, one.length, one.items, *counts, *shares))
     return Table(
         name="accuracies",
-        title="Accuracy in every test case",
+        title="Accuracy in every test case, in %",
         note=f"accuracy: share of right answers, {WEIGHTING}; at the end: sequences whose last answer is right.",
         heads=(
             *("task", "model", "seed", "length", "items", "sequences", "answers", "right"),
@@ -146,13 +233,18 @@ def figures(results: Sequence[TaskResult]) -> "dict[str, tuple[str, Figure]]":
     tasks = tasks_in(results)
     columns = min(COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(3.6 * columns + 0.6, 2.9 * rows + 1.0), layout="constrained")
+    width = max(4.8, 3.6 * columns + 0.6)
+    names = max(1, int(width / INCHES_PER_NAME))
+    solvers = solvers_in(results)
+    height = 2.9 * rows + 0.6 + 0.22 * -(-len(solvers) // names)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(textwrap.fill(headline(results), int(LETTERS_PER_INCH * width)), x=0.01, ha="left", fontsize=9)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, task in zip(panels, tasks, strict=False):
-        draw_accuracy(axes, task, [result for result in results if result.task == task], solvers_in(results))
+        draw_accuracy(axes, task, [result for result in results if result.task == task], solvers)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    legend_below(figure, columns=2 * columns)
+    legend_below(figure, columns=names)
     return {"accuracy": (CAPTION, figure)}
 
 
@@ -161,8 +253,8 @@ def draw_accuracy(axes: "Axes", task: str, results: Sequence[TaskResult], solver
     cases = sorted({one.case for result in results for one in result.test})
     is_named = any(case.items for case in cases)
     place: Callable[[Case], float] = (lambda case: cases.index(case)) if is_named else (lambda case: case.length)
-    _mark_training(axes, task, cases, place, is_named)
     for number, solver in enumerate(solvers):
+        style = line_of(number)
         seeds = [result for result in results if result.solver == solver]
         if not seeds:
             continue
@@ -171,17 +263,21 @@ def draw_accuracy(axes: "Axes", task: str, results: Sequence[TaskResult], solver
             for line in lines:
                 places = [place(case) for case in cases if case in line]
                 here = [line[case] for case in cases if case in line]
-                axes.plot(places, here, color=colour_of(number), marker="", linewidth=0.6, alpha=0.5)
+                axes.plot(places, here, **style | {"marker": ""}, linewidth=0.6, alpha=0.5)
         common = [case for case in cases if all(case in line for line in lines)]
         medians = [statistics.median(line[case] for line in lines) for case in common]
         axes.plot(
             [place(case) for case in common],
             medians,
-            color=colour_of(number),
-            marker=marker_of(number),
+            **style,
+            markevery=0.1 if len(common) > 16 else 1,  # as a share of the panel's diagonal
             label=title_of_solver(solver),
         )
-    axes.axhline(100 * chance_of(task_named(task)), color=FAINT, linewidth=1, linestyle=":")
+    chance = 100 * chance_of(task_named(task))
+    axes.axhline(chance, color=FAINT, linewidth=1, linestyle=":")
+    axes.annotate(
+        "chance", (1, chance), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", **SMALL
+    )
     axes.set_ylim(-3, 103)
     axes.set_title(task_named(task).title)
     axes.set_ylabel("right answers, %")
@@ -190,8 +286,16 @@ def draw_accuracy(axes: "Axes", task: str, results: Sequence[TaskResult], solver
         axes.set_xlabel("length/items")
     else:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:.0f}k" if value >= 4096 else f"{value:,.0f}")
         axes.set_xlabel("length, tokens")
+    _mark_training(axes, task, cases, place, is_named)
+
+
+def line_of(number: int) -> dict[str, Any]:
+    """The line of a model by its place among those of a figure. The first 24 are all different."""
+    turn = number // len(COLOURS)
+    dashes = ("-", (0, (4, 2)), (0, (1, 1.5)))[turn % 3]
+    return {"color": colour_of(number), "marker": marker_of(number + turn), "linestyle": dashes}
 
 
 def _mark_training(
@@ -203,5 +307,7 @@ def _mark_training(
     if not seen:
         return
     last = max(seen) + 0.5 if is_named else float(max(case.length for case in task_named(task).train_cases))
-    first = min(seen) - 0.5 if is_named else float(min(seen))
+    first = min(seen) - 0.5 if is_named else 0.85 * min(seen)
     axes.axvspan(first, last, color=FAINT, alpha=0.12, linewidth=0)
+    axes.set_xlim(left=first)
+    axes.annotate("training", (first, 0), (3, 2), xycoords="data", textcoords="offset points", **SMALL | {"ha": "left"})

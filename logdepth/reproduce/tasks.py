@@ -422,6 +422,7 @@ def _trained_and_tested(
         parameters=num_parameters(trainer.model),
         steps=state.step,
         finished=state.finished,
+        seconds=round(state.seconds, 1),
         curve=curve,
         test=tuple(test[case] for case in task.test_cases if case in test),
         environment=environment(trainer.device),

@@ -16,7 +16,8 @@ TEST_TOKENS = 2**19
 """Tokens of the test of one case, at most: at long lengths it has fewer sequences."""
 TEST_SEQUENCES = 512
 MIN_SEQUENCES = 8
-CHECK_SEQUENCES = 64
+CHECK_SEQUENCES: dict[Form, int] = {"whole": 256, "prefixes": 64}
+"""Sequences of a case in checks during training, by where answers are asked: an encoder gives one per sequence."""
 FEW_CLASSES = 32
 """Up to this many classes, accuracies weight them equally."""
 TESTS, CHECKS = 0, 1

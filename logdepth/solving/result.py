@@ -34,6 +34,8 @@ class TaskResult:
     """Number of training steps."""
     finished: str
     """Why training ended."""
+    seconds: float = 0.0
+    """Time spent in training, checks included."""
     curve: tuple[tuple[float, ...], ...]
     """Per check: step, training loss and accuracy, number of training cases, lowest accuracy beyond training."""
     test: tuple[Accuracy, ...]
@@ -48,6 +50,8 @@ class TaskResult:
             raise ValueError(f"version {self.version} cannot be read, only {VERSION}")
         if self.parameters < 1 or self.steps < 1 or not self.test:
             raise ValueError("parameters and steps must be at least 1, and there must be a test")
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"seconds must not be negative; got {self.seconds}")
         if any(len(point) != 5 or not all(map(math.isfinite, point)) for point in self.curve):
             raise ValueError("each point of curve must be five finite numbers")
         if not {"task", "seed"} <= self.config.keys():
@@ -80,11 +84,11 @@ class TaskResult:
         return self.score >= SOLVED
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 2) -> str:
     """A share in per cent that is never rounded up to 100."""
     if not math.isfinite(share):
         return "–"
-    return "100" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f}"
+    return "100" if share == 1 else f"{math.floor(10 ** (digits + 2) * share) / 10**digits:.{digits}f}"
 
 
 def write_task_result(folder: Path, result: TaskResult) -> Path:

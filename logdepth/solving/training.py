@@ -40,6 +40,8 @@ WINDOW = 20
 """Number of steps over which the accuracy of the curriculum is taken, and after which losses are read."""
 CHECKED_LENGTH = 1024
 """Longest test case that checks during training cover, unless training itself is nearly as long."""
+CHECKED_CASES = 6
+"""How many test cases checks during training cover, at most."""
 CHECKPOINT = "checkpoint.safetensors"
 REMEDY = "remove this folder to train the run again"
 
@@ -82,6 +84,14 @@ def learning_rate(config: TaskTrainConfig, step: int) -> float:
         return config.learning_rate
     place = (step - config.warmup_steps) / max(1, config.steps - 1 - config.warmup_steps)
     return config.learning_rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, place))))
+
+
+def checked_cases(task: Task) -> list[Case]:
+    """The test cases that checks during training cover: a few beyond training at even distances, and not too long."""
+    longest = max(CHECKED_LENGTH, 4 * max(case.length for case in task.train_cases))
+    cases = [case for case in beyond(task, task.test_cases) if case.length <= longest]
+    count = min(CHECKED_CASES, len(cases))
+    return [cases[number * (len(cases) - 1) // max(1, count - 1)] for number in range(count)]
 
 
 class SolverStep:
@@ -141,8 +151,7 @@ class SolverTrainer:
         self.optimizer = ModelOptimizer(self.model, config.train)
         self.num_cases = len(self.task.train_cases)
         self.state = SolverState(num_cases=self.num_cases if config.train.curriculum is None else 1)
-        longest = max(CHECKED_LENGTH, 4 * max(case.length for case in self.task.train_cases))
-        self.checked = [case for case in beyond(self.task, self.task.test_cases) if case.length <= longest]
+        self.checked = checked_cases(self.task)
         """The cases that decide whether the task is solved."""
         step = SolverStep(self.model, self.optimizer, config.train)
         self.step: Callable[..., tuple[Tensor, Tensor]] = step
@@ -254,7 +263,7 @@ class SolverTrainer:
             self.task,
             self.config.form,
             case,
-            sequences=CHECK_SEQUENCES,
+            sequences=CHECK_SEQUENCES[self.config.form],
             stream=CHECKS,
             precision=self.config.train.precision,
         ).accuracy

@@ -33,7 +33,8 @@ class BracketArithmetic(_ContextFree):
     Symbols are the digits 0 to 4, then +, −, ×, ( and ). An expression of 1 to 4 symbols is d, −d, (d) or (−d) with a
     uniform digit d. A longer one is (left ∘ right) with a uniform operator ∘ of the three, where the length of the left
     operand is uniform among those that leave both operands at least one symbol. Every length exists, and minus is unary
-    as well as binary: (3−−2) is an expression.
+    as well as binary: (3−−2) is an expression. Their paper has all three operators; their public code has × only on
+    request.
 
     The value is asked at the last symbol only. No beginning of an expression is an expression itself, so a value at
     every prefix is not defined. Delétang et al. append one blank to the input and ask there.

@@ -157,7 +157,7 @@ class ModularArithmetic(_Regular):
 
     @property
     def test_cases(self) -> Sequence[Case]:
-        """Test lengths shortened to odd ones: 41 stays and 40, which would become 39, is the last one of training."""
+        """Test lengths, of which the even ones are shortened by one."""
         return [Case(length - 1 + length % 2) for length in TEST_LENGTHS]
 
     def token_text(self, token: int) -> str:
@@ -239,6 +239,16 @@ class _Membership(_Regular):
     def chance_at_end(self) -> float:
         return 1 / 2
 
+    @property
+    def accepts_odd_lengths(self) -> bool:
+        """Whether some strings of odd length are accepted."""
+        return True
+
+    @property
+    def test_cases(self) -> Sequence[Case]:
+        """Test lengths. Odd ones are lengthened by one if all of their strings are rejected, which shows little."""
+        return [Case(length if self.accepts_odd_lengths else length + length % 2) for length in TEST_LENGTHS]
+
     def answer_text(self, answer: int) -> str:
         return ("no", "yes")[answer]
 
@@ -292,7 +302,7 @@ class BoundedBrackets(_Membership):
     is rare, so that random strings would not show what is accepted. The paper's accepted strings come from a random
     walk, and its rejected ones are random only: most long ones go wrong within a few symbols.
 
-    Odd lengths have no accepted string. As in the paper, they are trained too. Test lengths are even, except 41.
+    Odd lengths have no accepted string. As in the paper, they are trained too; unlike there, test lengths are even.
 
     Accepted beginnings are rare: they end at depth 0.
     """
@@ -303,6 +313,10 @@ class BoundedBrackets(_Membership):
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise ValueError(f"depth is {self.depth}: give at least 1")
+
+    @property
+    def accepts_odd_lengths(self) -> bool:
+        return False
 
     def _automaton(self) -> Automaton:
         # A state is the depth, and what happened so far; None is beyond repair. A shallow string becomes deep at depth
@@ -381,7 +395,8 @@ class Tomita(_Membership):
     6: the number of zeros minus that of ones is divisible by 3. 7: 0*1*0*1*.
 
     Of long random strings, nearly all are rejected by 3, 4 and 7; all languages are drawn as `_Membership` says. Odd
-    lengths have no accepted string in language 5. Lengths below 2, 3 and 4 have no rejected string in 3, 4 and 7.
+    lengths have no accepted string in language 5; they are trained but not tested. Lengths below 2, 3 and 4 have no
+    rejected string in 3, 4 and 7.
     """
 
     number: int
@@ -390,6 +405,10 @@ class Tomita(_Membership):
     def __post_init__(self) -> None:
         if self.number not in TOMITA:
             raise ValueError(f"number is {self.number}: choose one of {', '.join(map(str, TOMITA))}")
+
+    @property
+    def accepts_odd_lengths(self) -> bool:
+        return self.number != 5
 
     def _automaton(self) -> Automaton:
         language = TOMITA[self.number]

@@ -26,6 +26,10 @@ STUDIES = {
 """Folder in results/ → name in tables. Folder NAME-MORE is shown with NAME: each config of a model needs a folder."""
 NO_STUDIES = {"demo", "sweeps", "associativity", "tasks"}
 TASK_STUDIES = {
+    "groups": "Word problems of groups",
+    "regular-languages": "Regular languages",
+    "recall": "Recall",
+    "context-free": "Context-free tasks",
     "groups-quick": "Word problems of groups: a quick look on a CPU",
 }
 """Folder in results/tasks/ → heading. Each holds the result files of one study of tasks."""

@@ -44,7 +44,8 @@ def task_origins(kept: Kept) -> str:
         devices, versions = (
             _distinct(str(one.environment.get(fact)) for one in results) for fact in ("device", "torch")
         )
-        facts = f"runs: {len(results)}; {devices}; torch {versions}"
+        hours = sum(one.seconds for one in results) / 3600
+        facts = f"runs: {len(results)}; {hours:.2g} hours of training; {devices}; torch {versions}"
         commands = _code_block(one.command for one in results)
         parts.append(f"**{TASK_STUDIES[name]}** (`results/tasks/{name}/`): {facts}.\n\n{commands}")
     return "\n\n".join(parts) or NOTHING

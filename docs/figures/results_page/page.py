@@ -11,7 +11,7 @@ from results_page.origins import associativity_origins, origins, sweep_origins, 
 from results_page.readme import main_figures
 from results_page.studies import others, study_section
 from results_page.sweeps import sweeps
-from results_page.tasks import tasks
+from results_page.tasks import task_choice, task_published, tasks
 
 SECTIONS: dict[str, Callable[[Kept], str]] = {
     "headline": headline,
@@ -25,6 +25,8 @@ SECTIONS: dict[str, Callable[[Kept], str]] = {
     "associativity": associativity,
     "associativity_origins": associativity_origins,
     "tasks": tasks,
+    "task_choice": task_choice,
+    "task_published": task_published,
     "task_origins": task_origins,
 }
 """The content of each `{{name}}`; `PER_STUDY` has the others."""
