@@ -3,5 +3,6 @@
 from logdepth.decoding.continuation import Continuation, Ending
 from logdepth.decoding.decoder import Decoder
 from logdepth.decoding.sampling import SamplingConfig
+from logdepth.decoding.slots import Slots
 
-__all__ = ["Continuation", "Decoder", "Ending", "SamplingConfig"]
+__all__ = ["Continuation", "Decoder", "Ending", "SamplingConfig", "Slots"]
