@@ -13,7 +13,7 @@ from torch import Tensor
 from logdepth.blocks import AttentionBlock
 from logdepth.blocks.attention import StaticKeyValues
 from logdepth.decoding import Decoder
-from logdepth.models import LM
+from logdepth.models import LM, LMState
 from logdepth.ops import lookup
 from logdepth.scanning.static_state import StaticScanState
 from logdepth.scanning.step import Apart, Together, next_step
@@ -103,6 +103,103 @@ def test_chosen_rows_go_on_alone(name: str, graphs: bool, chosen: list[int]) -> 
     if chosen:
         decoder.select(torch.tensor([0]))
         check_steps(model, state.select([0]), decoder, 9, seed=2)
+
+
+@every_model
+@as_graphs
+def test_rows_are_replaced_and_cleared_in_place(name: str, graphs: bool) -> None:
+    """Sequences of any lengths join and leave; each goes on as the model itself would."""
+    model, chance = built(name), np.random.default_rng(5)
+    decoder = decoder_of(model, prefilled(model, [3, 3, 3, 3, 3]), graphs)
+    alone = {row: decoder.state([row]) for row in range(5)}
+    for number in range(30):
+        tokens = random_tokens(5, seed=number)
+        logits = decoder.step(tokens).clone()
+        for row, state in alone.items():
+            with torch.no_grad():
+                expected, alone[row] = model.step(tokens[row : row + 1, None], state)
+            close(logits[row : row + 1], expected[:, 0])
+        leaving = [row for row in alone if chance.random() < 0.15]
+        decoder.clear(leaving)
+        for row in leaving:
+            del alone[row]
+        empty = [row for row in range(5) if row not in alone]
+        joining = [row for row in empty if chance.random() < 0.4]
+        if joining:
+            # Two states at a time, also in another order than the rows, and longer than any before.
+            joining = joining[::-1]
+            lengths = chance.integers(1, 20 + 4 * number, len(joining)).tolist()
+            decoder.replace(joining, state := prefilled(model, lengths))
+            alone |= {row: state.select([place]) for place, row in enumerate(joining)}
+    for row, state in alone.items():
+        same_state(decoder.state([row]), state)
+
+
+@as_graphs
+def test_empty_rows_stay_empty(graphs: bool) -> None:
+    model = built("hybrid")
+    decoder = decoder_of(model, state := prefilled(model, [9, 2, 5]), graphs)
+    decoder.clear([0, 2])
+    state = state.select([1])
+    for tokens in random_tokens(90, 3):
+        with torch.no_grad():
+            logits, state = model.step(tokens[1:2, None], state)
+        close(decoder.step(tokens)[1:2], logits[:, 0])
+    assert decoder.state().lengths.tolist() == [0, 92, 0]
+    decoder.select([2, 1])  # some may be left out, in place or not
+    check = random_tokens(2)
+    with torch.no_grad():
+        logits, state = model.step(check[1:, None], state)
+    close(decoder.step(check)[1:], logits[:, 0])
+    assert decoder.state().lengths.tolist() == [0, 93]
+
+
+def test_replacing_keeps_recorded_steps() -> None:
+    model = built("hybrid")
+    decoder = decoder_of(model, prefilled(model, [40, 41, 42]), graphs=True)
+    for tokens in random_tokens(20, 3):
+        decoder.step(tokens)
+    recorded = dict(decoder._graphs.recorded)
+    decoder.replace([2, 0], prefilled(model, [7, 19]))
+    decoder.clear([1])
+    assert decoder._graphs.recorded == recorded
+    for tokens in random_tokens(9, 3):
+        decoder.step(tokens)  # `Rehearsed` asserts that nothing has moved
+
+
+def test_replacing_what_makes_no_sense_is_refused() -> None:
+    model = built()
+    decoder = Decoder(model, prefilled(model, [4, 2, 3]))
+    with pytest.raises(ValueError, match=r"rows must all differ; got \[1, 1\]"):
+        decoder.replace([1, 1], prefilled(model, [1, 2]))
+    with pytest.raises(ValueError, match="must have 1 rows of 1 blocks; it has 2 rows of 1 blocks"):
+        decoder.replace([1], prefilled(model, [1, 2]))
+    with pytest.raises(ValueError, match="it has 1 rows of 3 blocks"):
+        decoder.replace([1], prefilled(built("deep"), [1]))
+    with pytest.raises(IndexError, match="row 3 is not among the 3 rows"):
+        decoder.clear([3])
+    assert decoder.state().lengths.tolist() == [4, 2, 3]
+
+
+@every_model
+def test_concatenated_states_go_on_as_each_alone(name: str) -> None:
+    model = built(name)
+    parts = [prefilled(model, [9, 0, 3]), model.init_state(2), prefilled(model, [33]), prefilled(model, [6, 6])]
+    state = LMState.concatenate(parts)
+    assert state.lengths.tolist() == [9, 0, 3, 0, 0, 33, 6, 6]
+    same_state(state.select([5]), parts[2])
+    tokens = random_tokens(8, 7, seed=3)
+    with torch.no_grad():
+        logits, after = model.step(tokens, state, lengths=[7, 7, 0, 1, 7, 3, 7, 7])
+        expected, alone = model.step(tokens[5:6], parts[2], lengths=[3])
+    close(logits[5, :3], expected[0, :3])
+    same_state(after.select([5]), alone)
+    assert after.lengths.tolist() == [16, 7, 3, 1, 7, 36, 13, 13]
+    with torch.no_grad():  # packed
+        features, after = model.continued(tokens.flatten(), state, cu_seqlens=[0, 7, 7, 9, 16, 30, 33, 34, 56])
+        expected, alone = model.step(tokens.flatten()[None, 30:33], parts[2])
+    close(model.logits(features[30:33]), expected[0])
+    same_state(after.select([5]), alone)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Generation: the same text in any batch and from any split, sampling as it says, text that arrives whole."""
 
 import dataclasses
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,20 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
+from logdepth.decoding.sampling import choose
 from logdepth.errors import UserError
-from logdepth.generate import (
-    SamplingConfig,
-    _beginning_of_a_stop,
-    _choose,
-    _likeliest,
-    _ModelSteps,
-    _penalised,
-    generate,
-)
+from logdepth.generate import SamplingConfig, _ModelSteps, generate
 from logdepth.models import LM, LanguageModel
 from tests.small_models import SMALL_MODELS, small_model
 from tests.tiny_corpus import tiny_data
@@ -158,89 +148,9 @@ def test_pieces_join_to_the_decoded_text_also_in_bytes(name: str, corpus: Path) 
     with torch.inference_mode():
         logits, state = model.step(torch.tensor([tokens]), state)
         for _ in range(300):
-            tokens.append(_choose(logits[0, -1].double().numpy(), config, generator))
+            tokens.append(choose(logits[0, -1].double().numpy(), config, generator))
             logits, state = model.step(torch.tensor([tokens[-1:]]), state)
     assert text == tokenizer.decode(tokens).removeprefix("the cat")
-
-
-SCORES = np.log([0.5, 0.1, 0.25, 0.15])
-
-
-def frequencies(config: SamplingConfig, count: int = 4000) -> list[float]:
-    generator = np.random.default_rng(0)
-    found = Counter(_choose(SCORES, config, generator) for _ in range(count))
-    return [found[token] / count for token in range(4)]
-
-
-def test_sampling_is_what_it_says() -> None:
-    assert frequencies(SamplingConfig()) == pytest.approx([0.5, 0.1, 0.25, 0.15], abs=0.03)
-    assert frequencies(SamplingConfig(top_k=2)) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.03)
-    assert frequencies(SamplingConfig(top_k=99)) == pytest.approx([0.5, 0.1, 0.25, 0.15], abs=0.03)
-    assert frequencies(SamplingConfig(top_p=0.7)) == pytest.approx([2 / 3, 0, 1 / 3, 0], abs=0.03)
-    assert frequencies(SamplingConfig(top_p=0.8)) == pytest.approx([0.5 / 0.9, 0, 0.25 / 0.9, 0.15 / 0.9], abs=0.03)
-    assert frequencies(SamplingConfig(top_p=0.01)) == [1, 0, 0, 0]
-    assert frequencies(SamplingConfig(temperature=0.0)) == [1, 0, 0, 0]
-    squared = np.array([0.25, 0.01, 0.0625, 0.0225])
-    assert frequencies(SamplingConfig(temperature=0.5)) == pytest.approx((squared / squared.sum()).tolist(), abs=0.03)
-
-
-def slow_probabilities(scores: list[float], before: list[int], config: SamplingConfig) -> list[float]:
-    """The probability of each token, by the definitions of the settings, one after the other."""
-    logits = [
-        score if token not in before
-        else score / config.repetition_penalty if score > 0
-        else score * config.repetition_penalty
-        for token, score in enumerate(scores)
-    ]  # fmt: skip
-    weights = {token: math.exp(logit / config.temperature) for token, logit in enumerate(logits)}
-    best_first = sorted(weights, key=lambda token: -weights[token])
-    kept = best_first[: config.top_k]
-    if config.top_p is not None:
-        total, nucleus = sum(weights[token] for token in kept), []
-        for token in kept:
-            nucleus.append(token)
-            if sum(weights[one] for one in nucleus) / total >= config.top_p:
-                break
-        kept = nucleus
-    if config.min_p is not None:
-        kept = [token for token in kept if weights[token] >= config.min_p * weights[best_first[0]]]
-    total = sum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(scores))]
-
-
-@settings(max_examples=300)
-@given(
-    # Irrational steps between logits keep clear of ties, where rounding would decide.
-    steps=st.lists(st.integers(-40, 40), min_size=1, max_size=9, unique=True),
-    before=st.lists(st.integers(0, 8), max_size=6),
-    config=st.builds(
-        SamplingConfig,
-        temperature=st.sampled_from([0.3, 1.0, 2.0]),
-        top_k=st.one_of(st.none(), st.integers(1, 10)),
-        top_p=st.one_of(st.none(), st.floats(0.01, 0.99)),
-        min_p=st.one_of(st.none(), st.floats(0.01, 0.99)),
-        repetition_penalty=st.sampled_from([1.0, 0.713, 1.317, 5.03]),
-    ),
-)
-def test_probabilities_are_those_of_the_definition(steps: list[int], before: list[int], config: SamplingConfig) -> None:
-    scores = [step * math.sqrt(0.02) for step in steps]
-    before = [token for token in before if token < len(scores)]
-    penalised = _penalised(np.array(scores), list(set(before)), config.repetition_penalty)
-    order, probabilities = _likeliest(penalised, config)
-    found = np.zeros(len(scores))
-    found[order[: len(probabilities)]] = probabilities
-    assert found == pytest.approx(slow_probabilities(scores, before, config), abs=1e-12)
-
-
-def test_the_repetition_penalty_is_that_of_ctrl() -> None:
-    scores = np.array([2.0, -1.0, 0.0, 3.0])
-    assert _penalised(scores, [0, 1, 2], 2.0).tolist() == [1.0, -2.0, 0.0, 3.0]
-    assert scores.tolist() == [2.0, -1.0, 0.0, 3.0]
-    generator = np.random.default_rng(0)
-    greedy = SamplingConfig(temperature=0.0, repetition_penalty=2.0)
-    assert _choose(scores, greedy, generator, []) == 3
-    assert _choose(scores, greedy, generator, [3, 3]) == 0  # 2 > 3 / 2: once, however often it was there
-    assert _choose(scores, SamplingConfig(min_p=1.0), generator, [3]) == 3
 
 
 def test_no_token_is_repeated_under_a_high_penalty(tokenizer: Tokenizer) -> None:
@@ -260,37 +170,6 @@ def test_filtered_text_does_not_depend_on_the_other_rows(name: str, tokenizer: T
     assert texts(model, tokenizer, PROMPTS[:2], config) == together[:2]
     plain = dataclasses.replace(config, min_p=None, repetition_penalty=1.0)
     assert texts(model, tokenizer, PROMPTS, plain) != together
-
-
-@given(text=st.text("abc", max_size=8), stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_what_may_become_a_stop_is_held_back(text: str, stops: list[str]) -> None:
-    held = _beginning_of_a_stop(text, tuple(stops))
-    proper = [length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
-    assert held == max(proper, default=0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_tokens": 0},
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"min_p": 0.0},
-        {"min_p": 1.1},
-        {"min_p": float("nan")},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": -1.0},
-        {"repetition_penalty": float("inf")},
-        {"stop": ("",)},
-        {"seed": -1},
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must"):
-        SamplingConfig(**wrong)
 
 
 @every_model

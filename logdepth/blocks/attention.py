@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from logdepth.blocks.block import Block
 from logdepth.blocks.layout import Layout
@@ -20,6 +21,7 @@ from logdepth.ops.attention import (
     whole_attention,
 )
 from logdepth.ranges import check_dropouts
+from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Ints
 
 SMALLEST_CACHE = 64
@@ -73,8 +75,21 @@ class KeyValueState(NamedTuple):
         index = torch.as_tensor(rows, dtype=torch.int64).to(self.keys.device)
         return KeyValueState(*(one.index_select(0, index) for one in self))
 
+    @classmethod
+    def concatenate(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
+        columns = max(one.keys.shape[2] for one in states)
+        return cls(*(torch.cat(alike) for alike in zip(*(one._widened(columns) for one in states), strict=True)))
+
     def detach(self) -> "KeyValueState":
         return KeyValueState(self.keys.detach(), self.values.detach(), self.positions)
+
+    def _widened(self, columns: int) -> "KeyValueState":
+        """With empty columns before the others, so that there are as many."""
+        missing = columns - self.keys.shape[2]
+        if not missing:
+            return self
+        keys, values = (F.pad(one, (0, 0, missing, 0)) for one in self[:2])
+        return KeyValueState(keys, values, F.pad(self.positions, (missing, 0), value=-1))
 
 
 class AttentionBlock(Block):
@@ -261,6 +276,12 @@ class StaticKeyValues:
     def update(self, state: "StaticKeyValues") -> None:
         assert state is self
 
+    def replace(self, rows: Ints, state: KeyValueState) -> None:
+        index = index_on(self.keys.device, rows)
+        placed = _placed(state, self.keys.shape[2])
+        for mine, new in zip((self.keys, self.values, self.positions), placed, strict=True):
+            mine.index_copy_(0, index, new.to(mine.dtype))
+
     def state(self, lengths: Ints, rows: Ints) -> KeyValueState:
         longest = int(lengths[rows].max(initial=0))
         columns = longest if self.window is None else min(longest, self.window - 1)
@@ -268,20 +289,25 @@ class StaticKeyValues:
         return _latest(whole, columns)
 
     def _resize(self, capacity: int, state: KeyValueState) -> None:
-        batch, heads, columns, width = state.keys.shape
-        keys, values = (one.new_zeros(batch, heads, capacity + 1, width) for one in state[:2])
-        positions = state.positions.new_full((batch, capacity + 1), -1)
-        if columns:
-            # Columns without a position, and those out of a window, go to one that is cut off.
-            last = state.positions.amax(dim=1, keepdim=True)
-            there = (state.positions >= 0) & (state.positions > last - capacity)
-            place = torch.where(there, state.positions % capacity, capacity)
-            index = place[:, None, :, None].expand_as(state.keys)
-            keys.scatter_(2, index, state.keys)
-            values.scatter_(2, index, state.values)
-            positions.scatter_(1, place, state.positions)
-        self.keys, self.values = keys[:, :, :capacity].contiguous(), values[:, :, :capacity].contiguous()
-        self.positions = positions[:, :capacity].contiguous()
+        self.keys, self.values, self.positions = _placed(state, capacity)
+
+
+def _placed(state: KeyValueState, capacity: int) -> KeyValueState:
+    """Keys and values in `capacity` columns, each where its position modulo the capacity says."""
+    batch, heads, columns, width = state.keys.shape
+    keys, values = (one.new_zeros(batch, heads, capacity + 1, width) for one in state[:2])
+    positions = state.positions.new_full((batch, capacity + 1), -1)
+    if columns:
+        # Columns without a position, and those out of a window, go to one that is cut off.
+        last = state.positions.amax(dim=1, keepdim=True)
+        there = (state.positions >= 0) & (state.positions > last - capacity)
+        place = torch.where(there, state.positions % capacity, capacity)
+        index = place[:, None, :, None].expand_as(state.keys)
+        keys.scatter_(2, index, state.keys)
+        values.scatter_(2, index, state.values)
+        positions.scatter_(1, place, state.positions)
+    keys, values = keys[:, :, :capacity].contiguous(), values[:, :, :capacity].contiguous()
+    return KeyValueState(keys, values, positions[:, :capacity].contiguous())
 
 
 def _power_of_two(number: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from logdepth.blocks.layout import Layout
+from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Ints
 
 
@@ -24,6 +25,11 @@ class BlockState(Protocol):
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """The given rows, in the given order; a row may be repeated or left out."""
+        ...
+
+    @classmethod
+    def concatenate(cls, states: Sequence[Self]) -> Self:
+        """One state with the rows of all `states`, at least one, in order."""
         ...
 
     def detach(self) -> Self:
@@ -53,6 +59,10 @@ class StaticState(Protocol):
 
     def update(self, state: Any) -> None:
         """Takes what the block returned as its state after a token."""
+        ...
+
+    def replace(self, rows: Ints, state: Any) -> None:
+        """Puts the rows of an ordinary state, for which there is room, in place of the given rows, which all differ."""
         ...
 
     def state(self, lengths: Ints, rows: Ints) -> BlockState:
@@ -128,6 +138,10 @@ class TensorState(NamedTuple):
         index = torch.as_tensor(rows, dtype=torch.int64).to(self.tensors[0].device)
         return TensorState(tuple(one.index_select(0, index) for one in self.tensors))
 
+    @classmethod
+    def concatenate(cls, states: Sequence["TensorState"]) -> "TensorState":
+        return TensorState(tuple(torch.cat(alike) for alike in zip(*(one.tensors for one in states), strict=True)))
+
     def detach(self) -> "TensorState":
         return TensorState(tuple(one.detach() for one in self.tensors))
 
@@ -147,6 +161,11 @@ class StaticTensors(TensorState):
     def update(self, state: TensorState) -> None:
         for mine, new in zip(self.tensors, state.tensors, strict=True):
             mine.copy_(new)
+
+    def replace(self, rows: Ints, state: TensorState) -> None:
+        index = index_on(self.tensors[0].device, rows)
+        for mine, new in zip(self.tensors, state.tensors, strict=True):
+            mine.index_copy_(0, index, new.to(mine.dtype))
 
     def state(self, lengths: Ints, rows: Ints) -> TensorState:
         del lengths

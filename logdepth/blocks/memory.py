@@ -113,6 +113,14 @@ class MemoryState(NamedTuple):
         chosen = torch.arange(len(self.lengths))[torch.as_tensor(rows, dtype=torch.int64).cpu()]  # −1 is the last
         return MemoryState(self.lengths[chosen], self.tree.select(chosen), self.tensors.select(chosen))
 
+    @classmethod
+    def concatenate(cls, states: Sequence["MemoryState"]) -> "MemoryState":
+        return cls(
+            torch.cat([one.lengths for one in states]),
+            TreeState.concatenate([one.tree for one in states]),
+            TensorState.concatenate([one.tensors for one in states]),
+        )
+
     def detach(self) -> "MemoryState":
         return MemoryState(self.lengths, self.tree.detach(), self.tensors.detach())
 
@@ -141,6 +149,10 @@ class StaticMemoryState(NamedTuple):
 
     def update(self, state: TensorState) -> None:
         self.tensors.update(state)  # the tree has changed already
+
+    def replace(self, rows: Ints, state: MemoryState) -> None:
+        self.tree.replace(rows, state.tree)
+        self.tensors.replace(rows, state.tensors)
 
     def state(self, lengths: Ints, rows: Ints) -> MemoryState:
         tree = self.tree.state(lengths // self.chunk, rows)

@@ -73,6 +73,12 @@ class ScanLayerState(NamedTuple):
         conv = None if self.conv is None else self.conv.select(rows)
         return ScanLayerState(tuple(one.select(rows) for one in self.scans), conv)
 
+    @classmethod
+    def concatenate(cls, states: Sequence["ScanLayerState"]) -> "ScanLayerState":
+        scans = tuple(ScanState.concatenate(alike) for alike in zip(*(one.scans for one in states), strict=True))
+        windows = [one.conv for one in states if one.conv is not None]
+        return cls(scans, TensorState.concatenate(windows) if windows else None)
+
     def detach(self) -> "ScanLayerState":
         return ScanLayerState(
             tuple(one.detach() for one in self.scans), None if self.conv is None else self.conv.detach()
@@ -104,6 +110,12 @@ class StaticScanLayerState(NamedTuple):
     def update(self, state: Any) -> None:
         if self.conv is not None:
             self.conv.update(state.conv)  # scans have changed already
+
+    def replace(self, rows: Ints, state: ScanLayerState) -> None:
+        for mine, new in zip(self.scans, state.scans, strict=True):
+            mine.replace(rows, new)
+        if self.conv is not None and state.conv is not None:
+            self.conv.replace(rows, state.conv)
 
     def state(self, lengths: Ints, rows: Ints) -> ScanLayerState:
         conv = None if self.conv is None else self.conv.state(lengths, rows)

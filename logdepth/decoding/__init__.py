@@ -1,5 +1,8 @@
-"""Decoding: one token at a time for a whole batch, in place and with few launches."""
+"""Decoding: one token at a time for a whole batch, in place and with few launches; and the texts that it makes."""
 
+from logdepth.decoding.continuation import Continuation, Ending
 from logdepth.decoding.decoder import Decoder
+from logdepth.decoding.sampling import SamplingConfig
+from logdepth.decoding.slots import Slots
 
-__all__ = ["Decoder"]
+__all__ = ["Continuation", "Decoder", "Ending", "SamplingConfig", "Slots"]

@@ -38,6 +38,10 @@ class Decoder:
     """The row of each sequence: states may still hold sequences that were left out."""
     _kept: Tensor | None
     """The same on the device; None where sequences and rows are the same."""
+    _advances: Tensor
+    """By how much each row grows in a step, `[rows, 1]`, on the device: 1, or 0 where it stands empty."""
+    _counts: Ints
+    """The same on the host."""
 
     def __init__(
         self,
@@ -104,28 +108,75 @@ class Decoder:
         if self._length is not None:
             self._length += 1
         else:
-            self._each += 1
+            self._each += self._counts
         return logits if self._kept is None else logits.index_select(0, self._kept)
 
-    def state(self) -> LMState:
-        """The state now, to be continued elsewhere."""
-        return self._state_of(self._rows)
+    def state(self, rows: Sequence[int] | Tensor | None = None) -> LMState:
+        """The state now, of all rows or of the given ones, to be continued elsewhere."""
+        return self._state_of(self._rows if rows is None else self._chosen(rows))
 
     def select(self, rows: Sequence[int] | Tensor) -> None:
         """Keeps the given rows, in the given order; a row may be repeated or left out."""
+        kept = self._chosen(rows)
+        # Recorded steps are worth more than the work on rows that have ended, until those are the most.
+        in_place = len(np.unique(kept)) == len(kept) and 2 * len(kept) > len(self._row_tokens)
+        if self._graphs is None or not in_place:
+            self._hold(self._state_of(kept), self._counts[kept])
+        else:
+            # Only then is anything changed: there may be no memory.
+            self._kept, self.tokens = index_on(self.device, kept), self._integers(len(kept))
+            self._rows = kept
+
+    def replace(self, rows: Sequence[int] | Tensor, state: LMState) -> None:
+        """Continues with a state's rows in place of the given rows, which all differ.
+
+        The memory stays where it is, while there is room for rows as long, so that recorded steps remain valid.
+        """
+        self._put(self._chosen(rows), state, 1)
+
+    def clear(self, rows: Sequence[int] | Tensor) -> None:
+        """Leaves the given rows empty until `replace` fills them: they stay at length 0.
+
+        A step takes as long as before, and the logits of empty rows mean nothing.
+        """
+        chosen = self._chosen(rows)
+        self._put(chosen, self.model.init_state(len(chosen)), 0)
+
+    def _chosen(self, rows: Sequence[int] | Tensor) -> Ints:
+        """The given rows among those that states hold."""
         chosen = integers("rows", rows)
         outside = chosen[(chosen < -self.batch) | (chosen >= self.batch)]
         if outside.size:
             raise IndexError(f"row {outside[0]} is not among the {self.batch} rows")
-        kept = self._rows[chosen]
-        # Recorded steps are worth more than the work on rows that have ended, until those are the most.
-        in_place = len(np.unique(kept)) == len(chosen) and 2 * len(chosen) > len(self._row_tokens)
-        if self._graphs is None or not in_place:
-            self._hold(self._state_of(kept))
-        else:
-            # Only then is anything changed: there may be no memory.
-            self._kept, self.tokens = index_on(self.device, kept), self._integers(len(chosen))
-            self._rows = kept
+        kept: Ints = self._rows[chosen]
+        return kept
+
+    def _put(self, rows: Ints, state: LMState, count: int) -> None:
+        self._refuse_if_broken()
+        if len(np.unique(rows)) < len(rows):
+            raise ValueError(f"rows must all differ; got {rows.tolist()[:8]}")
+        if len(state.lengths) != len(rows) or len(state.blocks) != len(self._states):
+            got = f"{len(state.lengths)} rows of {len(state.blocks)} blocks"
+            raise ValueError(f"the state must have {len(rows)} rows of {len(self._states)} blocks; it has {got}")
+        if not rows.size:
+            return
+        lengths = state.lengths.numpy()
+        longest = 1 + int(lengths.max())
+        if longest > self._capacity:
+            self._make_room(longest)
+        self._broken = True
+        with torch.inference_mode(), on_device_of(self.tokens):
+            for mine, new in zip(self._states, state.blocks, strict=True):
+                if mine is not None:
+                    mine.replace(rows, new)
+        index = index_on(self.device, rows)
+        self._positions.index_copy_(0, index, index_on(self.device, lengths)[:, None])
+        self._advances.index_fill_(0, index, count)
+        self._counts[rows] = count
+        each = self._lengths().copy()
+        each[rows] = lengths
+        self._each, self._length = each, self._common(each, self._counts)
+        self._broken = False
 
     def _state_of(self, rows: Ints) -> LMState:
         self._refuse_if_broken()
@@ -149,9 +200,10 @@ class Decoder:
         if self.batch and not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < self.model.vocab_size:
             raise IndexError(f"tokens must be from 0 to {self.model.vocab_size - 1}; got {self.tokens.tolist()[:8]}")
 
-    def _hold(self, state: LMState) -> None:
+    def _hold(self, state: LMState, counts: Ints | None = None) -> None:
         """Copies a state into new memory; `tokens` stays where it is, while there are as many."""
         batch, lengths = len(state.lengths), state.lengths.numpy()
+        counts = np.ones(batch, dtype=np.int64) if counts is None else counts
         with torch.inference_mode():
             states = [
                 None if one is None else block.static_state(one)
@@ -160,19 +212,26 @@ class Decoder:
         index = self._integers(batch * (2 * int(lengths.max(initial=0)).bit_length() + 16))
         positions = self._integers(batch, 1)
         positions[:, 0] = torch.from_numpy(lengths)
+        advances = self._integers(batch, 1)
+        advances[:, 0] = torch.from_numpy(counts)
         as_many = hasattr(self, "tokens") and len(self.tokens) == batch
         tokens = self.tokens if as_many else self._integers(batch)
         # Only then is anything changed: there may be no memory.
         self._states: list[StaticState | None] = states
         self._index, self._positions = index, positions
+        self._advances, self._counts = advances, counts
         self._steps_differ = any(one is not None and one.steps_differ for one in states)
         self.tokens = self._row_tokens = tokens
         self._rows, self._kept = np.arange(batch), None
         self._capacity = self._capacity_of(states, index)
-        known = Lengths.of(lengths)
-        self._length, self._each = known.common, known.array().copy()  # it is counted up in place
+        self._length, self._each = self._common(lengths, counts), lengths.copy()  # which is counted up in place
         if self._graphs is not None:
             self._graphs.forget()
+
+    @staticmethod
+    def _common(lengths: Ints, counts: Ints) -> int | None:
+        """The length of all rows, where it is the same and stays so."""
+        return Lengths.of(lengths).common if counts.all() else None
 
     def _lengths(self) -> Ints:
         """The lengths of all rows that the states hold."""
@@ -237,7 +296,7 @@ class Decoder:
         for mine, new in zip(self._states, states, strict=True):
             if mine is not None:
                 mine.update(new)
-        self._positions.add_(1)
+        self._positions.add_(self._advances)
         return logits
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:

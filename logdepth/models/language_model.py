@@ -61,6 +61,11 @@ class ModelState(Protocol):
         """The given rows, in the given order; a row may be repeated or left out."""
         ...
 
+    @classmethod
+    def concatenate(cls, states: Sequence[Self]) -> Self:
+        """One state with the rows of all `states`, at least one, in order."""
+        ...
+
     def detach(self) -> Self: ...
 
 

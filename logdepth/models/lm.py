@@ -102,6 +102,17 @@ class LMState(NamedTuple):
         blocks = tuple(None if one is None else one.select(chosen) for one in self.blocks)
         return LMState(blocks, self.lengths[chosen])
 
+    @classmethod
+    def concatenate(cls, states: Sequence["LMState"]) -> "LMState":
+        """One state with the rows of all `states`, at least one, in order."""
+        if not states:
+            raise ValueError("concatenate needs at least one state")
+        blocks = tuple(
+            None if alike[0] is None else type(alike[0]).concatenate(alike)
+            for alike in zip(*(one.blocks for one in states), strict=True)
+        )
+        return cls(blocks, torch.cat([one.lengths for one in states]))
+
     def detach(self) -> "LMState":
         """The same state, cut from the graph."""
         return LMState(tuple(None if one is None else one.detach() for one in self.blocks), self.lengths)
@@ -180,9 +191,15 @@ class LM(LanguageModel):
             features: Tensor = self.output_dropout(x)
         return features, tuple(after)
 
-    def continued(self, tokens: Tokens, state: LMState, lengths: LengthsLike | None = None) -> tuple[Tensor, LMState]:
-        """What the head reads at every further token, and the state after them."""
-        layout = Layout(tokens.shape, lengths=lengths, absorbed=state.lengths.numpy())
+    def continued(
+        self,
+        tokens: Tokens,
+        state: LMState,
+        lengths: LengthsLike | None = None,
+        cu_seqlens: LengthsLike | None = None,
+    ) -> tuple[Tensor, LMState]:
+        """What the head reads at every further token, of rows or packed, and the state after them."""
+        layout = Layout(tokens.shape, lengths=lengths, cu_seqlens=cu_seqlens, absorbed=state.lengths.numpy())
         features, blocks = self.run(tokens, state.blocks, layout)
         return features, LMState(blocks, torch.from_numpy(layout.lengths_after))
 

@@ -36,7 +36,7 @@ class StaticTreeState:
         levels = state.row_lengths.longest.bit_length() + 1 if levels is None else levels
         shape = (levels, len(state) + 1, state.width)
         tables = cls(*[torch.zeros(shape, dtype=state.dtype, device=state.device) for _ in cls.kind.tables])
-        tables._fill(state, *table_rows(state.row_lengths.array(), levels))
+        tables.replace(np.arange(len(state)), state)
         return tables
 
     @property
@@ -54,6 +54,10 @@ class StaticTreeState:
 
     def update(self, state: Self) -> None:
         assert state is self  # `advance` has changed it already
+
+    def replace(self, rows: Ints, state: Any) -> None:
+        """Puts the rows of a state, for which there is room, in place of the given rows, which all differ."""
+        self._fill(rows, state, *table_rows(state.row_lengths.array(), len(self.blocks)))
 
     def state(self, lengths: Ints, rows: Ints) -> Any:
         """The given rows as a scan would have left them; `lengths` are those of all rows."""
@@ -102,10 +106,17 @@ class StaticTreeState:
         place = (lists.held[: counts[0]] - tokens_as_bits * (self.batch + 1)).where(source >= 0, self.batch)
         self.blocks.flatten(0, 1).index_copy_(0, place, torch.cat(made).index_select(0, source.clamp(min=0)))
 
-    def _fill(self, state: Any, held: Bools, table: Ints) -> None:
+    def _fill(self, rows: Ints, state: Any, held: Bools, table: Ints) -> None:
         """Copies the state's tables; `held` and `table` are those of `table_rows`."""
         del table
-        self.blocks.flatten(0, 1).index_copy_(0, index_on(state.device, _places(held)), state.blocks)
+        self.blocks.flatten(0, 1).index_copy_(0, index_on(state.device, self._places(held, rows)), state.blocks)
+
+    def _places(self, chosen: Bools, rows: Ints) -> Ints:
+        """Rows of a flat table for the marked places of `[levels, len(rows)]`, highest level first, in that order."""
+        levels = len(chosen)
+        level, place = np.nonzero(chosen)
+        places: Ints = (levels - 1 - level) * (self.batch + 1) + rows[place]
+        return places
 
     def _merged(self, operator: Operator, left: Rows, right: Rows) -> Rows:
         return operator(left, right).to(self.blocks.dtype)  # autocast must not decide what states are
@@ -157,21 +168,13 @@ class StaticScanState(StaticTreeState):
             block = torch.cat([self._merged(down, above, folding), block])
         prefixes.index_copy_(0, lists.written, block.index_select(0, lists.ending))
 
-    def _fill(self, state: Any, held: Bools, table: Ints) -> None:
-        super()._fill(state, held, table)
+    def _fill(self, rows: Ints, state: Any, held: Bools, table: Ints) -> None:
+        super()._fill(rows, state, held, table)
         # Below a held level, and down to the next, the prefix that ends with its block stays the last one.
         ending = np.maximum.accumulate(np.where(held, table, -1), axis=0)
         source = index_on(state.device, ending[ending >= 0])
-        places = index_on(state.device, _places(ending >= 0))
+        places = index_on(state.device, self._places(ending >= 0, rows))
         self.prefixes.flatten(0, 1).index_copy_(0, places, state.prefixes.index_select(0, source))
 
     def _flat(self) -> tuple[Rows, Rows]:
         return self.blocks.flatten(0, 1), self.prefixes.flatten(0, 1)
-
-
-def _places(chosen: Bools) -> Ints:
-    """Rows of a flat table for the marked places of `[levels, batch]`, highest level first, in that order."""
-    levels, batch = chosen.shape
-    level, row = np.nonzero(chosen)
-    places: Ints = (levels - 1 - level) * (batch + 1) + row
-    return places
