@@ -102,7 +102,6 @@ class Merge(nn.Module):
 
 def _linear(in_width: int, out_width: int) -> Linear:
     """A layer with the initial weights of Haiku, which the paper's code uses: 1/√in times a normal cut off at 2."""
-    layer, deviation = Linear(in_width, out_width), in_width**-0.5
+    layer, deviation = scaled_linear(in_width, out_width), in_width**-0.5
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-    nn.init.zeros_(layer.bias)
     return layer

@@ -122,9 +122,9 @@ def whole_attention(
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
     length = queries.shape[2]
     positions = torch.arange(length, device=queries.device)
-    size = length if length <= LONG or torch.is_grad_enabled() else PART
+    size = max(length, 1) if length <= LONG or torch.is_grad_enabled() else PART
     parts = []
-    for start in range(0, length, size):
+    for start in range(0, max(length, 1), size):
         end = min(start + size, length)
         first = 0 if window is None else max(0, start + 1 - window)
         parts.append(
