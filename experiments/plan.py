@@ -1,14 +1,17 @@
 """The studies of docs/results.md as a list of jobs: commands, and the files that results/ keeps of them.
 
 The models of a study are trained either with their recipes or with the best trial of their own sweep. In the second
-case the sweep's record in results/ is their --config. The most important jobs come first. Timing jobs come last,
-because nothing else may run at the same time.
+case the sweep's record in results/ is their --config. The most important jobs come first, in each group of studies.
+Timing jobs come last, because nothing else may run at the same time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+
+from logdepth.reproduce.tasks import LONG_TASKS, TASK_STUDIES
+from logdepth.tasks import LDRU_LANGUAGES
 
 RESULTS = Path("results")
 SCAN_MODELS = ("ar-grc", "ar-mlp-ldru")
@@ -21,8 +24,20 @@ SHORT = ("experiments/webmix-short.json",)
 
 ARCHITECTURES = ("memory-window", "rope", "delta-window", "alibi", "memory", "window", "delta", "grc-window", "grc")
 """Models of the study of architectures, those that its questions need first."""
-QUICK_MODELS = ("grc", "grc-dropout", "memory-twice", "delta-twice", "grc-memory", "window", "rope", "alibi")
-"""Models of the quick look at word problems of groups."""
+TASK_MODELS = ("grc-dropout", "grc-memory", "delta-twice", "rope", "grc", "memory-twice", "alibi", "window")
+"""Models of tasks of state tracking, the most important first."""
+RECALL_MODELS = ("memory-window", "grc-memory", "memory", "rope", "delta", "memory-twice", "delta-twice", "alibi")
+"""Models of tasks of recall, likewise."""
+ENCODERS = ("encoder-mlp-ldru", "encoder-grc")
+ONE_THREAD, TO_THE_END = "experiments/one-thread.json", "experiments/to-the-end.json"
+"""Configs of jobs that share a GPU, and of those that do not stop when checks find the task solved."""
+QUICK = "experiments/groups-quick.json"
+MILLISECONDS = {"groups": 1.5, "regular-languages": 2.0, "context-free": 2.5, "recall": 6.0}
+"""Time of a training step beside others on one H200, by family: a guess, which no measurement supports yet."""
+START_MINUTES, TEST_MINUTES = 0.5, 0.5
+"""Likewise of the start of a job, and of the test of a run."""
+LARGE_CHECKPOINTS = ("mqar",)
+"""Tasks with a vocabulary so large that checkpoints of 20 to 30 MB are not worth keeping for a run of minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +55,11 @@ class Job:
     journals: Mapping[Path, Path] = field(default_factory=dict)
     """Maps files to which the command appends lines to their places in results/. They are kept there until the job is
     done, so that any machine can resume it."""
+    unfinished: Mapping[Path, Path] = field(default_factory=dict)
+    """Maps folders of runs on tasks to folders in results/, where the last checkpoint of a run that has begun is kept
+    until its result is there, so that any machine can resume it."""
+    minutes: float | None = None
+    """Estimated time, beside other jobs on one H200."""
     after: tuple[str, ...] = ()
     """Names of the jobs whose kept files this job reads."""
     keep_incomplete: bool = False
@@ -128,7 +148,7 @@ def jobs(data: Path = Path("data")) -> list[Job]:
         *_deeper("wikitext2"),
         *_deeper("ptb"),
         *_architectures(data),
-        *_tasks("groups", "groups-quick", ["s3", "s4"], QUICK_MODELS, "experiments/groups-quick.json"),
+        *_state_tracking_and_recall(),
         *_runs("webmix", "webmix", SHORT, IN_THE_PAPER, seeds=(0,), flags=("--others", pages)),
         _times("wikitext2"),
         _times("ptb", [str(_record("ptb", "ptb", row)) for row in ROWS]),
@@ -233,16 +253,52 @@ def _runs(
         )
 
 
-def _tasks(family: str, study: str, tasks: Sequence[str], models: Sequence[str], config: str) -> Iterator[Job]:
-    """Return one job per task and model, with seed 0, on words of up to 1,024 tokens."""
+def _state_tracking_and_recall() -> Iterator[Job]:
+    """Return the jobs on tasks, in the order of what they can show."""
+    yield from _tasks("groups", ["s5"], TASK_MODELS, configs=[TO_THE_END])
+    yield from _tasks("regular-languages", ["parity", "modular-arithmetic-precedence"], TASK_MODELS)
+    yield from _tasks("context-free", ["bracket-arithmetic"], TASK_MODELS)
+    yield from _tasks("recall", ["mqar", "passkey"], RECALL_MODELS)
+    yield from _tasks("regular-languages", [one for one in LDRU_LANGUAGES if one not in LONG_TASKS], ENCODERS)
+    yield from _tasks("regular-languages", [one for one in LDRU_LANGUAGES if one != "parity"], ["grc-dropout"])
+    yield from _tasks("regular-languages", [one for one in LDRU_LANGUAGES if one in LONG_TASKS], ENCODERS)
+    yield from _tasks("groups", ["s5-held-out", "a5", "z60", "s4", "s3"], TASK_MODELS[:4])
+    yield from _tasks("regular-languages", ["modular-arithmetic", "d4", "tomita-3", "p-4-2"], TASK_MODELS[1:])
+    yield from _tasks("recall", ["selective-copying"], RECALL_MODELS)
+    yield from _tasks("context-free", ["listops", "stack", "reverse", "bucket-sort"], TASK_MODELS[:4])
+    quick = [*TASK_MODELS[:3], "window", "rope", "alibi", "grc", "memory-twice"]
+    yield from _tasks("groups", ["s3", "s4"], quick, study="groups-quick", seeds=(0,), longest=1024, configs=[QUICK])
+
+
+def _tasks(
+    family: str,
+    tasks: Sequence[str],
+    models: Sequence[str],
+    *,
+    study: str | None = None,
+    seeds: Sequence[int] = SEEDS,
+    longest: int | None = None,
+    configs: Sequence[str] = (),
+) -> Iterator[Job]:
+    """Return one job per task and model, which trains all seeds, one after the other."""
+    study = study or family
     for task, model in product(tasks, models):
-        out = Path("studies") / f"{study}-{task}-{model}"
-        name = f"{task}-{model}-0.json"
-        selected = ("--tasks", task, "--models", model, "--seeds", "0", "--longest", "1024")
+        out = Path("studies") / "tasks" / f"{study}-{task}-{model}"
+        names = [f"{task}-{model}-{seed}" for seed in seeds]
+        selected = ("--tasks", task, "--models", model, "--seeds", *map(str, seeds))
+        tested = () if longest is None else ("--longest", str(longest))
+        changed = ("--config", *configs, ONE_THREAD)
+        steps = TASK_STUDIES[family].settings(task, model).steps
+        keeps = {out / "results" / f"{name}.json": RESULTS / "tasks" / study / f"{name}.json" for name in names}
+        is_small = task not in LARGE_CHECKPOINTS
         yield Job(
             name=f"{study}/{task}/{model}",
-            command=("reproduce", family, *selected, "--config", config, "--out", str(out)),
-            keeps={out / "results" / name: RESULTS / "tasks" / study / name},
+            command=("reproduce", family, *selected, *tested, *changed, "--out", str(out)),
+            keeps=keeps,
+            inputs={kept: written for written, kept in keeps.items()},
+            unfinished={out / "runs" / name: RESULTS / "unfinished" / f"{study}-{name}" for name in names if is_small},
+            minutes=START_MINUTES + len(seeds) * (steps * MILLISECONDS[family] / 60_000 + TEST_MINUTES),
+            keep_incomplete=True,
         )
 
 

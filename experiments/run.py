@@ -33,8 +33,12 @@ from experiments.plan import Job, jobs
 from logdepth.atomic import alone, replacing
 from logdepth.errors import UserError
 from logdepth.progress import in_words
+from logdepth.runs.tensors import read_record
+from logdepth.solving.training import CHECKPOINT, REMEDY
 
 LOGS = Path("studies") / "logs"
+RUN_FILES = ("config.json", CHECKPOINT)
+"""What the folder of a run on a task has."""
 POLL_SECONDS, STATUS_SECONDS = 0.5, 15.0
 """Seconds between checks of the running jobs, and between status messages."""
 SHUTDOWN_SECONDS = 45.0
@@ -92,12 +96,20 @@ def listed(chosen: Sequence[Job]) -> str:
         jobs_of.setdefault(job.name.split("/")[0], []).append(job)
     return "\n".join(
         [
-            *(f"{'done' if is_done(job) else 'left'}  {job.name}\n      {typed(job)}" for job in chosen),
+            *(f"{_state(job)}  {job.name}{_estimate(job)}\n      {typed(job)}" for job in chosen),
             *(f"{sum(map(is_done, of_study)):3} of {len(of_study):2}  {study}" for study, of_study in jobs_of.items()),
             f"{sum(map(is_done, chosen))} of {len(chosen)} jobs are done; "
             "run commands in the project's root folder, with $LOGDEPTH_DATA set to the root data directory",
         ]
     )
+
+
+def _state(job: Job) -> str:
+    return "done" if is_done(job) else "left"
+
+
+def _estimate(job: Job) -> str:
+    return "" if job.minutes is None or is_done(job) else f", about {job.minutes:.0f} minutes"
 
 
 def relative_to_root(path: Path) -> Path:
@@ -176,6 +188,36 @@ def keep_journals(job: Job) -> None:
                 new.write_bytes(here)
 
 
+def restore_runs(job: Job) -> None:
+    """Copy the checkpoints of a job's runs from results/ if they are further than the local ones."""
+    for folder, kept in job.unfinished.items():
+        if steps_of(kept) > steps_of(folder):
+            copy({kept / name: folder / name for name in RUN_FILES})
+
+
+def keep_runs(job: Job) -> None:
+    """Copy the checkpoints of a job's runs to results/ if they are further; remove them once their results are kept."""
+    finished = {written.stem for written, kept in job.keeps.items() if kept.exists()}
+    for folder, kept in job.unfinished.items():
+        if folder.name in finished:
+            shutil.rmtree(kept, ignore_errors=True)
+        elif steps_of(folder) > steps_of(kept):
+            copy({folder / name: kept / name for name in RUN_FILES})
+
+
+def steps_of(folder: Path) -> int:
+    """Return after how many steps the checkpoint in the folder of a run on a task was made; -1 if it has no whole one.
+
+    A damaged one is left to the job, which says so.
+    """
+    if not all((folder / name).exists() for name in RUN_FILES):
+        return -1
+    try:
+        return int(read_record(folder / CHECKPOINT, REMEDY)["state"]["step"])
+    except (UserError, KeyError, TypeError, ValueError):
+        return -1
+
+
 def complete_lines(file: Path) -> bytes:
     """Return a file's content up to the end of the last complete line."""
     content = file.read_bytes() if file.exists() else b""
@@ -220,6 +262,7 @@ class Campaign:
         print(f"{len(self.all) - len(self.waiting)} of {len(self.all)} jobs are already done", flush=True)
         for job in self.all:
             keep_journals(job)
+            keep_runs(job)
         signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         before = {number: signal.signal(number, self._stop) for number in signals}
         try:
@@ -255,6 +298,7 @@ class Campaign:
         while len(self.running) < self.lanes and (job := self._startable()):
             self.waiting.remove(job)
             copy(job.inputs)
+            restore_runs(job)
             if reason := restore_journals(job):
                 self.failed.append(job.name)
                 self._say(f"{job.name}: {reason}")
@@ -287,6 +331,7 @@ class Campaign:
                 continue
             self.running.remove(one)
             keep_journals(one.job)
+            keep_runs(one.job)
             took = in_words(time.time() - one.started)
             if is_done(one.job) and (accepted or self.stopping):
                 self._say(f"{one.job.name}: done in {took}")
@@ -313,6 +358,7 @@ class Campaign:
     def _report_status(self) -> None:
         for one in self.running:
             keep_journals(one.job)
+            keep_runs(one.job)
             self._say(f"  {one.job.name}: {one.last_line()}")
 
     def _say(self, line: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import run as campaign
 from experiments.plan import Job
-from experiments.run import Campaign, check_dependencies, copy, is_done, relative_to_root, select_jobs
+from experiments.run import Campaign, check_dependencies, copy, is_done, relative_to_root, select_jobs, steps_of
 from logdepth.errors import UserError
 from logdepth.results import RunResult, read_result
 from tests.tiny_corpus import write_corpus
@@ -264,6 +264,72 @@ def test_what_is_begun_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(campaign, "SHUTDOWN_SECONDS", 0.5)
     assert add(sweep_of("a/", seconds=60), minutes=1) == 3
     assert seen[-2], "in results/ before the job has ended"
+
+
+RUN, KEPT_RUN = Path("work/runs/s3-grc-0"), Path("results/unfinished/groups-s3-grc-0")
+TRAINING = """
+import pathlib, sys, time
+from logdepth.runs.tensors import load_tensors, save_tensors
+import torch
+_, steps, seconds, result = sys.argv[1:]
+folder = pathlib.Path("work/runs/s3-grc-0")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "config.json").write_text("the config")
+file = folder / "checkpoint.safetensors"
+before = load_tensors(file)[1]["state"]["step"] if file.exists() else 0
+save_tensors(file, {"weight": torch.zeros(2)}, {"state": {"step": before + int(steps)}})
+time.sleep(float(seconds))
+if result:
+    pathlib.Path(result).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(result).write_text("all of it")
+"""
+
+
+def run_of(steps: int, *, seconds: float = 0.0, whole: bool = False) -> Job:
+    """Trains for some steps more than the checkpoint has; the `whole` of it has a result."""
+    result = Path("work/results/s3-grc-0.json")
+    return Job(
+        name="run",
+        command=("run", str(steps), str(seconds), str(result) if whole else ""),
+        keeps={result: Path("results/tasks/s3-grc-0.json")},
+        unfinished={RUN: KEPT_RUN},
+    )
+
+
+def train(job: Job, minutes: float | None = None) -> int:
+    return Campaign([job], 1, minutes, (sys.executable, "-c", TRAINING)).run()
+
+
+def test_runs_on_tasks_go_on_elsewhere() -> None:
+    """From the checkpoint in results/, wherever it is further; what is finished is not kept."""
+    assert train(run_of(10)) == 3
+    assert (steps_of(RUN), steps_of(KEPT_RUN)) == (10, 10)
+    assert (KEPT_RUN / "config.json").read_text() == "the config"
+    shutil.rmtree("work")
+    assert train(run_of(5)) == 3
+    assert (steps_of(RUN), steps_of(KEPT_RUN)) == (15, 15)
+    (KEPT_RUN / "checkpoint.safetensors").write_text("damaged")
+    assert train(run_of(1)) == 3
+    assert (steps_of(RUN), steps_of(KEPT_RUN)) == (16, 16), "a damaged copy is none"
+    shutil.rmtree("work")
+    assert train(run_of(4, whole=True)) == 0
+    assert steps_of(RUN) == 20
+    assert not KEPT_RUN.exists()
+    shutil.copytree(RUN, KEPT_RUN)
+    assert train(run_of(1)) == 0
+    assert not KEPT_RUN.exists(), "what is done needs none, wherever it comes from"
+
+
+def test_checkpoints_are_kept_while_a_run_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(campaign, "SHUTDOWN_SECONDS", 0.5)
+
+    def look(self: Campaign) -> None:
+        self.stopping = steps_of(KEPT_RUN) == 7 and bool(self.running)
+
+    monkeypatch.setattr(Campaign, "_poll", look)
+    assert train(run_of(7, seconds=60), minutes=1) == 3
+    assert steps_of(KEPT_RUN) == 7
 
 
 def test_jobs_are_chosen_by_name() -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.plan import ROWS, Job, jobs
 from logdepth import solving
@@ -11,13 +12,16 @@ from logdepth.cli.parsing import parse
 from logdepth.cli.reproduce import ReproduceCommand, TaskStudyCommand
 from logdepth.cli.sweep import SweepCommand
 from logdepth.config import from_dict, override
+from logdepth.models import num_parameters
 from logdepth.recipes import parameters_of, recipe
 from logdepth.reproduce import TASK_STUDIES, study_of, task_runs
 from logdepth.results import RunResult, read_result
 from logdepth.runs import RunConfig, decisive
-from logdepth.solving import TaskRunConfig, read_task_result
+from logdepth.solving import TaskRunConfig, build_solver, read_task_result
 from logdepth.sweep import default_specs, parse_space
 from logdepth.sweep.space import described
+from logdepth.tasks import task_named
+from results_page.kept import TASK_STUDIES as KEPT_TASK_STUDIES
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.json"))
@@ -62,6 +66,7 @@ def test_jobs_have_names_and_places_of_their_own() -> None:
     for job in JOBS:
         earlier = names[: names.index(job.name)]
         assert set(job.after) <= set(earlier), "what a job reads is made before it"
+    assert len({path for job in JOBS for path in job.unfinished.values()}) == sum(len(job.unfinished) for job in JOBS)
     written = [path for job in JOBS for path in job.keeps]
     kept = [path for job in JOBS for path in job.keeps.values()]
     assert len(set(written)) == len(written)
@@ -90,14 +95,36 @@ def test_a_run_is_one_that_reproduce_takes(job: Job) -> None:
 def test_a_task_is_one_that_reproduce_takes(job: Job) -> None:
     command = parse(TaskStudyCommand, job.command[1:], "reproduce")
     study = TASK_STUDIES[command.study]
-    ((solver, config),) = task_runs(study, command.tasks, command.models, command.seeds, command.config)
-    assert config != study.run(config.task, solver, config.seed)
-    ((written, kept),) = job.keeps.items()
+    runs = task_runs(study, command.tasks, command.models, command.seeds, command.config)
+    assert len({(solver, config.task) for solver, config in runs}) == 1, "one model on one task"
     assert command.out is not None
-    assert written == command.out / "results" / f"{config.task}-{solver}-{config.seed}.json"
-    if kept.exists():
-        saved = from_dict(TaskRunConfig, read_task_result(kept).config)
-        assert solving.decisive(saved) == solving.decisive(config), f"{kept} has another config than the plan's"
+    names = [f"{config.task}-{solver}-{config.seed}" for solver, config in runs]
+    assert list(job.keeps) == [command.out / "results" / f"{name}.json" for name in names]
+    assert job.inputs == {kept: written for written, kept in job.keeps.items()}
+    assert list(job.unfinished) in ([], [command.out / "runs" / name for name in names])
+    assert job.minutes is not None
+    for kept, (_, config) in zip(job.keeps.values(), runs, strict=True):
+        assert config.train.threads == 1, "jobs share the cores"
+        assert kept.parent.name in KEPT_TASK_STUDIES
+        if kept.exists():
+            saved = from_dict(TaskRunConfig, read_task_result(kept).config)
+            assert solving.decisive(saved) == solving.decisive(config), f"{kept} has another config than the plan's"
+
+
+def test_checkpoints_of_tasks_are_small_enough_to_be_sent_around() -> None:
+    """Of one run per job that has begun: the weights, AdamW's two moments, and AMSGrad's third."""
+    largest = 0
+    for job in TASKS:
+        if job.unfinished:
+            command = parse(TaskStudyCommand, job.command[1:], "reproduce")
+            _, config = task_runs(
+                TASK_STUDIES[command.study], command.tasks, command.models, command.seeds, command.config
+            )[0]
+            with torch.device("meta"):
+                model = build_solver(task_named(config.task), config.solver)
+            moments = 3 if config.train.optimizer == "amsgrad" else 2
+            largest = max(largest, 4 * (1 + moments) * num_parameters(model))
+    assert 2**20 < largest < 16 * 2**20
 
 
 def reaches(job: Job) -> set[str]:

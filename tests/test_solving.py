@@ -19,6 +19,7 @@ from logdepth.operators import GRCConfig
 from logdepth.ops.cross_entropy import IGNORED
 from logdepth.runs.tensors import load_tensors
 from logdepth.solving import (
+    DIVERGED,
     SOLVERS,
     Accuracy,
     Form,
@@ -42,7 +43,6 @@ from logdepth.solving import (
 from logdepth.solving.accuracy import CHECKS, num_sequences
 from logdepth.solving.training import FLOOR, WINDOW, checked_cases, examples_at, learning_rate
 from logdepth.tasks import TASKS, Case, Examples, GroupWords, MultiQueryRecall, Parity, held_out_batch
-from logdepth.training import DivergedError
 
 CPU = torch.device("cpu")
 LANGUAGE_MODELS = [name for name, kind in SOLVERS.items() if not kind.is_encoder]
@@ -358,12 +358,22 @@ def test_training_ends_after_two_checks_at_which_the_task_is_solved(
     assert [point[-1] for point in state.curve] == [1.0, 0.5, 1.0, 1.0]
 
 
-def test_a_loss_that_is_not_finite_ends_training(tmp_path: Path) -> None:
-    trainer = SolverTrainer(run_config(), tmp_path)
-    trainer.step = lambda *_: (torch.tensor(math.nan), torch.tensor(0.0))
-    with pytest.raises(DivergedError, match=r"s3, seed 3: the loss is not finite at step \d+"):
+@pytest.mark.parametrize("stop", [None, 23, 26])
+def test_a_loss_that_is_not_finite_ends_training(stop: int | None, tmp_path: Path) -> None:
+    """The seed has a result, at the same step wherever training was interrupted, and is not trained again."""
+    lines: list[str] = []
+    trainer = SolverTrainer(run_config(check_every=15), tmp_path, on_line=lines.append)
+    trainer.must_stop = lambda: trainer.state.step == stop
+    trainer.step = lambda *_: (torch.tensor(math.nan if trainer.state.step >= 22 else 1.0), torch.tensor(0.0))
+    trainer.run()
+    if stop is not None:
+        trainer = SolverTrainer(run_config(check_every=15), tmp_path, on_line=lines.append)
+        trainer.step = lambda *_: (torch.tensor(math.nan), torch.tensor(0.0))
         trainer.run()
-    assert not (tmp_path / "checkpoint.safetensors").exists()
+    assert (trainer.state.step, trainer.state.finished) == (23, DIVERGED)
+    assert [point[0] for point in trainer.state.curve] == [15]
+    assert lines[-1] == "step 23: the loss is not finite: training diverged"
+    assert trained(run_config(check_every=15), tmp_path).finished == DIVERGED
 
 
 def test_another_config_is_refused(tmp_path: Path) -> None:

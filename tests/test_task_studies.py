@@ -22,6 +22,8 @@ from logdepth.reproduce.tasks import DELETANG_TASKS
 from logdepth.solving import (
     SOLVERS,
     Accuracy,
+    SolverState,
+    SolverTrainer,
     measure_case,
     read_task_result,
     read_task_results,
@@ -170,31 +172,58 @@ def test_a_budget_stops_with_exit_code_3(quick: list[str], tmp_path: Path, capsy
     }
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(
-    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("lanes", ["1", "2"])
+def test_a_run_that_diverges_is_a_result(
+    lanes: str, quick: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = json.loads(Path(quick[1]).read_text())
     settings["train"]["learning_rate"] = 1e30
     Path(quick[1]).write_text(json.dumps(settings))
-    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick]) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1].strip() for line in lines if line.startswith("not trained")] == ["s3-grc-0", "s3-rope-0"]
-    assert all("training diverged" in line for line in lines if line.startswith("not trained"))
+    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick, "--lanes", lanes]) == 0
+    said = capfd.readouterr()
+    assert "s3-rope-0: step 3: the loss is not finite: training diverged" in said.err
+    results = read_task_results(tmp_path / "study" / "results")
+    assert [one.finished for one in results] == ["diverged"] * 2
+    assert all(0 <= one.score < 0.5 for one in results)
+    models = (tmp_path / "study" / "tables" / "models.md").read_text()
+    assert models.count("| 0 of 1 | 1 of 1 |") == 2
 
 
-def test_processes_beside_each_other_end_well_or_say_why(quick: list[str], tmp_path: Path) -> None:
+def test_processes_beside_each_other_end_well_or_say_why(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = task_runs(TASK_STUDIES["groups"], ["s3"], ["grc", "rope"], [0], [Path(quick[1])])
-    solver, config = runs[1]
-    runs[1] = solver, replace(config, train=replace(config.train, learning_rate=1e30))
     out = tmp_path / "study"
+    damaged = out / "runs" / "s3-rope-0"
+    monkeypatch.setattr("logdepth.reproduce.tasks.read_checkpoint", lambda *_: None)  # as if it were damaged later
+    damaged.mkdir(parents=True)
+    (damaged / "checkpoint.safetensors").write_text("is none")
+    (damaged / "config.json").write_text("{}")
     finished, failed = run_task_study(runs, out, lanes=2, longest=64)
     assert not finished
-    assert [line.startswith("s3-rope-0: s3, seed 0: the loss is not finite") for line in failed] == [True]
+    assert [line.startswith(f"s3-rope-0: {damaged / 'config.json'} has lost its checksum") for line in failed] == [True]
     assert not list(out.glob("runs/*/failed*"))
     assert list(results_of(out)) == ["s3-grc-0.json"]
     assert main(["reproduce", *GROUPS, "--models", "grc", *quick[:2], "--out", str(tmp_path / "here")]) == 0
     for name in ("curve", "steps", "finished", "parameters"):
         assert results_of(out)["s3-grc-0.json"][name] == results_of(tmp_path / "here")["s3-grc-0.json"][name]
+
+
+def test_a_run_that_needs_too_much_memory_does_not_stop_the_others(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = SolverTrainer.run
+
+    def run(self: SolverTrainer) -> SolverState:
+        if "attention" in str(self.config.solver).lower():
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
+        return trained(self)
+
+    monkeypatch.setattr(SolverTrainer, "run", run)
+    assert main(["reproduce", *GROUPS, "--models", "rope", "grc", *quick]) == 3
+    said = capsys.readouterr()
+    assert "not trained: s3-rope-0: CUDA out of memory. Tried to allocate 9 GiB" in said.err
+    assert [one.name for one in read_task_results(tmp_path / "study" / "results")] == ["s3-grc-0"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from logdepth.report.published import ENOUGH_SEEDS, is_solved, published_table, 
 from logdepth.report.table import Cell, Table
 from logdepth.report.write import Report, write_parts
 from logdepth.solving import (
+    DIVERGED,
     FEW_CLASSES,
     SOLVED,
     SOLVERS,
@@ -56,7 +57,8 @@ METHOD = (
     f"Score: share of right answers at all asked positions, {WEIGHTING}, averaged over the test cases that are longer, "
     "or have more items, than all of training. Cells: median over seeds, and the lowest and highest seed in brackets. "
     f"●: solved, a median of at least {SOLVED:.1%} over at least {ENOUGH_SEEDS} seeds; ○: the same with fewer seeds. "
-    "Every seed counts, whether it learned the task or not. An encoder answers once, at the end of a sequence."
+    "Every seed counts, whether it learned the task, did not, or diverged. An encoder answers once, at the end of a "
+    "sequence."
 )
 
 
@@ -160,7 +162,7 @@ def model_table(results: Sequence[TaskResult]) -> Table:
                     dict.fromkeys(f"{one.get('learning_rate', '–')} {one.get('schedule', '')}".strip() for one in train)
                 ),
                 _range([run.steps for run in runs]),
-                f"{sum(run.finished == 'solved' for run in runs)} of {len(runs)}",
+                *(f"{sum(run.finished == why for run in runs)} of {len(runs)}" for why in ("solved", DIVERGED)),
             )
         )
     return Table(
@@ -169,7 +171,7 @@ def model_table(results: Sequence[TaskResult]) -> Table:
         note="Ranges are over tasks, whose alphabets differ, and seeds. All models of a task have the same batches, "
         "curriculum and settings, except that encoders have those of their paper; no rate was tuned for a model. "
         "Solved early: training stopped because two checks in a row found the task solved.",
-        heads=("model", "parameters", "optimizer", "learning rate", "steps", "solved early"),
+        heads=("model", "parameters", "optimizer", "learning rate", "steps", "solved early", "diverged"),
         rows=tuple(rows),
     )
 

@@ -15,6 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from logdepth.atomic import alone, write_text
 from logdepth.config import from_dict, override, to_dict
 from logdepth.data.locate import refuse_unprintable
@@ -43,7 +45,7 @@ from logdepth.solving import (
     write_task_result,
 )
 from logdepth.tasks import LDRU_LANGUAGES, TASKS, Case, task_named, tasks_of
-from logdepth.training import DivergedError, Interrupted, StopRequest, stop_signals
+from logdepth.training import Interrupted, StopRequest, stop_signals
 
 POLL_SECONDS = 0.2
 """Seconds between looks at runs that train beside each other."""
@@ -94,21 +96,35 @@ def _regular(task: str, solver: str) -> TaskTrainConfig:
     if solver in ENCODERS:  # the settings of the LDRU paper
         rate = 1e-4 if task.startswith("d") and task in LONG_TASKS else 1e-3
         return TaskTrainConfig(optimizer="amsgrad", learning_rate=rate, steps=steps, batch_size=256, check_every=1_000)
-    return TaskTrainConfig(steps=20_000, batch_size=256, warmup_steps=100)
+    return TaskTrainConfig(steps=20_000, batch_size=256, warmup_steps=100, schedule="cosine", check_every=1_000)
 
 
 def _groups(_task: str, _solver: str) -> TaskTrainConfig:
-    return TaskTrainConfig(steps=60_000, batch_tokens=1_024, curriculum=0.98, warmup_steps=100)
+    return TaskTrainConfig(
+        steps=60_000,
+        batch_tokens=1_024,
+        curriculum=0.98,
+        warmup_steps=100,
+        learning_rate=2e-3,
+        schedule="cosine",
+        check_every=2_000,
+    )
 
 
 def _recall(_task: str, _solver: str) -> TaskTrainConfig:
     return TaskTrainConfig(
-        steps=20_000, batch_tokens=16_384, warmup_steps=500, schedule="cosine", weight_decay=0.1, betas=(0.9, 0.95)
+        steps=20_000,
+        batch_tokens=16_384,
+        warmup_steps=500,
+        schedule="cosine",
+        weight_decay=0.1,
+        betas=(0.9, 0.95),
+        check_every=1_000,
     )
 
 
 def _context_free(_task: str, _solver: str) -> TaskTrainConfig:
-    return TaskTrainConfig(steps=50_000, batch_size=256, warmup_steps=100)
+    return TaskTrainConfig(steps=50_000, batch_size=256, warmup_steps=100, schedule="cosine", check_every=2_000)
 
 
 TASK_STUDIES: dict[str, TaskStudy] = {
@@ -287,8 +303,8 @@ class _Here:
                 break
             try:
                 _trained_and_tested(run, self._progress_of(number), self.must_stop, self.progress.say)
-            except DivergedError as error:
-                self.failed.append(f"{run.name}: {error}")
+            except torch.OutOfMemoryError as error:
+                self.failed.append(f"{run.name}: {not_enough_memory(error) or 'not enough memory'}")
         return self.failed
 
     def _progress_of(self, number: int) -> Callable[[float], None]:

@@ -21,9 +21,10 @@ from logdepth.solving.solver import (
     build_solver,
     solver_kind,
 )
-from logdepth.solving.training import SolverState, SolverTrainer, read_checkpoint, refuse_odd_solver
+from logdepth.solving.training import DIVERGED, SolverState, SolverTrainer, read_checkpoint, refuse_odd_solver
 
 __all__ = [
+    "DIVERGED",
     "FEW_CLASSES",
     "SOLVED",
     "SOLVERS",

@@ -32,7 +32,7 @@ from logdepth.solving.accuracy import CHECK_SEQUENCES, CHECKS, beyond, measure_c
 from logdepth.solving.config import TaskRunConfig, TaskTrainConfig, refuse_change
 from logdepth.solving.solver import Questions, Solver, build_solver
 from logdepth.tasks import Case, Examples, Task, task_named
-from logdepth.training import DivergedError, ModelOptimizer, repeatable, seed_of_step
+from logdepth.training import ModelOptimizer, repeatable, seed_of_step
 
 FLOOR = 1e-3
 """The learning rate at the end of a cosine, as a share of its peak."""
@@ -42,6 +42,8 @@ CHECKED_LENGTH = 1024
 """Longest test case that checks during training cover, unless training itself is nearly as long."""
 CHECKED_CASES = 6
 """How many test cases checks during training cover, at most."""
+DIVERGED = "diverged"
+"""Why a training ended whose loss was not finite."""
 CHECKPOINT = "checkpoint.safetensors"
 REMEDY = "remove this folder to train the run again"
 
@@ -175,7 +177,10 @@ class SolverTrainer:
         return self.folder / CHECKPOINT
 
     def run(self) -> SolverState:
-        """Trains until the end, or until it must stop; either way everything is saved."""
+        """Trains until the end, or until it must stop; either way everything is saved.
+
+        A loss that is not finite ends training too: what the model then answers is the result of this seed.
+        """
         state, train = self.state, self.config.train
         if state.finished is not None:
             return state
@@ -188,10 +193,10 @@ class SolverTrainer:
             self.model.train()
             while state.finished is None:
                 self._step()
-                if state.step % WINDOW == 0 or state.step == train.steps:
-                    self._read()
+                is_last = state.step == train.steps
+                if (state.step % WINDOW == 0 or is_last) and self._read():
                     self._advance()
-                if state.step % train.check_every == 0 or state.step == train.steps:
+                if (state.step % train.check_every == 0 or is_last) and self._read():
                     self._check()
                 self.on_step(state.step)
                 stopping = self.must_stop()
@@ -216,17 +221,23 @@ class SolverTrainer:
         self.read.append(numbers)
         state.step += 1
 
-    def _read(self) -> None:
-        """Brings losses and accuracies to the host; they must be finite."""
-        if not self.read:
-            return
+    def _read(self) -> bool:
+        """Brings losses and accuracies to the host; returns whether training goes on, as they are finite."""
+        state = self.state
+        if state.finished is not None or not self.read:
+            return state.finished is None
         losses = torch.stack([loss for loss, _ in self.read]).tolist()
         rights = torch.stack([right for _, right in self.read]).tolist()
         self.read = []
-        if not all(map(math.isfinite, losses)):
-            raise DivergedError(f"{self._name}: the loss is not finite at step {self.state.step:,}: training diverged")
-        self.state.pending += [list(pair) for pair in zip(losses, rights, strict=True)]
-        self.state.recent += rights
+        lost = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if lost is not None:
+            state.step += lost + 1 - len(losses)  # the same wherever the losses were read
+            state.finished = DIVERGED
+            self.on_line(f"step {state.step:,}: the loss is not finite: training diverged")
+            return False
+        state.pending += [list(pair) for pair in zip(losses, rights, strict=True)]
+        state.recent += rights
+        return True
 
     def _advance(self) -> None:
         """Adds the next case to those of the curriculum when the last steps were right often enough."""
@@ -240,7 +251,6 @@ class SolverTrainer:
 
     def _check(self) -> None:
         """Measures how well cases beyond training are solved, and decides whether training ends."""
-        self._read()
         state, train = self.state, self.config.train
         loss, right = (sum(one) / len(state.pending) for one in zip(*state.pending, strict=True))
         lowest = min((self._accuracy(case) for case in self.checked), default=0.0)
@@ -292,10 +302,6 @@ class SolverTrainer:
             self.optimizer.restore(_below("optimizer/", saved.tensors))
         except (KeyError, TypeError, RuntimeError) as error:
             raise _misfit(self.checkpoint, str(error).splitlines()[0]) from None
-
-    @property
-    def _name(self) -> str:
-        return f"{self.config.task}, seed {self.config.seed}"
 
 
 def refuse_odd_solver(config: TaskRunConfig) -> None:

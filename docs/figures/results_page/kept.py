@@ -24,7 +24,7 @@ STUDIES = {
     "webmix": "webmix",
 }
 """Folder in results/ → name in tables. Folder NAME-MORE is shown with NAME: each config of a model needs a folder."""
-NO_STUDIES = {"demo", "sweeps", "associativity", "tasks"}
+NO_STUDIES = {"demo", "sweeps", "associativity", "tasks", "unfinished"}
 TASK_STUDIES = {
     "groups": "Word problems of groups",
     "regular-languages": "Regular languages",
