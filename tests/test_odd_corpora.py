@@ -17,6 +17,7 @@ from logdepth.data import SPLITS, DataConfig, TokenizerConfig, prepare
 from logdepth.data.passages import Passage
 from logdepth.data.readers import documents, kind_of, lines
 from logdepth.data.text import Text, WholeText
+from logdepth.errors import UserError
 from tests.command_line import refused
 from tests.tiny_corpus import sentences, write_corpus
 
@@ -61,6 +62,13 @@ def device(folder: Path) -> Path:
     return folder / "zero.txt"
 
 
+def _with_dangling_link(folder: Path) -> Path:
+    """As where another disk is not mounted: without its train.txt, the corpus would be another."""
+    written(folder / "a.txt", TEXT.encode())
+    (folder / "train.txt").symlink_to("/nowhere/train.txt")
+    return folder
+
+
 ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda folder: folder / "x.txt", r"x\.txt does not exist; correct --data\.paths"),
     "loop": (loop, r"cannot read .*a\.txt: Too many levels of symbolic links; correct --data\.paths"),
@@ -68,6 +76,10 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "fifo": (fifo, r"a\.txt is neither a regular file nor a folder"),
     "socket": (a_socket, r"s\.txt is neither a regular file nor a folder"),
     "device": (device, r"zero\.txt is neither a regular file nor a folder"),
+    "link to nothing": (
+        lambda folder: _with_dangling_link(folder),
+        r"train\.txt is a link to /nowhere/train\.txt, which does not exist; restore that file, or remove the link",
+    ),
     "other format": (lambda folder: written(folder / "a.pdf", b"%PDF"), r"a\.pdf is no txt, md, jsonl or parquet file"),
     "empty folder": (lambda folder: folder, "contains no txt, md, jsonl or parquet file"),
     "not UTF-8 name": (
@@ -103,11 +115,11 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "lists": (
         lambda folder: parquet({"text": [["a", "b"], ["c"]]}, folder / "a.parquet"),
-        r'its "text" column must hold strings; got list<.*string>',
+        r'its "text" column must hold strings; got list<.*string>: convert it',
     ),
     "other columns": (
         lambda folder: parquet({"texts": ["a"], "b": [1]}, folder / "a.parquet"),
-        r"""must have one "text" column; it has the columns 'texts', 'b'""",
+        r"""must have one "text" column; it has the columns 'texts', 'b': rename one""",
     ),
     "junk after xz": (
         lambda folder: written(folder / "a.txt.xz", lzma.compress(TEXT.encode()) + b"junk"),
@@ -203,6 +215,20 @@ def test_a_fifo_among_shards_or_in_a_folder_is_skipped(tmp_path: Path, capsys: p
     (folder / "loop.txt").symlink_to(folder / "loop.txt")
     (folder / "itself").symlink_to(folder)
     assert [file.name for file in Text(None, (folder,)).files()] == ["test.txt", "train.txt", "valid.txt"]
+
+
+def test_a_subfolder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (write_corpus(tmp_path / "corpus") / "more").mkdir()
+
+    def scandir(path: Any) -> Any:  # root may read all folders
+        if Path(path).name == "more":
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    original = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match=r"cannot read .*/corpus/more: Permission denied; correct --data\.paths"):
+        Text(None, (tmp_path / "corpus",)).files()
 
 
 def test_intact_compressed_files_are_read(tmp_path: Path) -> None:

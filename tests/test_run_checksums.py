@@ -248,6 +248,30 @@ def test_metrics_that_cannot_be_read_are_reported(line: str, run: Path, corpus: 
         RunFolder(run).read_metrics()
 
 
+def test_metrics_of_a_finished_run_are_not_to_be_moved_away(corpus: Path, tmp_path: Path) -> None:
+    """Without them, a finished run is refused."""
+    train(run_config(corpus), tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    for line in (b"5\n", b"\xff\n"):
+        file.write_bytes(line + file.read_bytes())
+        with pytest.raises(UserError, match=r"metrics\.jsonl.*; restore it from a copy, or train a new run$"):
+            RunFolder(tmp_path / "run").read_metrics()
+
+
+def test_a_folder_whose_name_safetensors_cannot_read_is_not_called_damaged(run: Path, tmp_path: Path) -> None:
+    odd = run.rename(tmp_path / "caf\udce9")
+    for read in (RunFolder(odd).load, lambda: resume(odd)):
+        with pytest.raises(UserError, match=r"is not UTF-8 or has control characters; rename it"):
+            read()
+
+
+def test_a_record_that_is_nested_too_deeply_is_damage(run: Path) -> None:
+    tensors, _ = load_tensors(run / "last.safetensors")
+    safetensors.torch.save_file(tensors, run / "last.safetensors", {"logdepth": "[" * 100_000})
+    with pytest.raises(UserError, match=r"last\.safetensors is damaged .*; restore it from a copy"):
+        RunFolder(run).load("last")
+
+
 @pytest.mark.parametrize(
     ("added", "says"),
     [

@@ -169,16 +169,16 @@ def _parquet(file: Path) -> Iterator[str]:
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
         if names.count("text") != 1:
-            raise UserError(f'{file} must have one "text" column; it has the columns {_listed(names)}')
+            raise UserError(f'{file} must have one "text" column; it has the columns {_listed(names)}: rename one')
         kind = table.schema_arrow.field("text").type
         values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if str(values) not in ("string", "large_string", "string_view"):
-            raise UserError(f'{file}: its "text" column must hold strings; got {kind}')
+            raise UserError(f'{file}: its "text" column must hold strings; got {kind}: convert it')
         for batch in table.iter_batches(columns=["text"], batch_size=256):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{file} is damaged or not a parquet file ({reason})") from None
+        raise UserError(f"{file} is damaged or not a parquet file ({reason}); replace it with an intact copy") from None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ documents of jsonl and parquet files are split by hash. A text file is divided b
 at white space, or else between any two characters.
 """
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -148,11 +149,35 @@ def _is_folder(path: Path) -> bool:
 
 
 def _files_inside(folder: Path) -> list[Path]:
-    """Return the regular files of a folder and its subfolders, sorted. Links to folders are not followed."""
+    """Return the regular files of a folder and its subfolders, sorted. Links to folders are not followed.
+
+    Raise a UserError if a subfolder cannot be read, or a link to a file with text leads nowhere.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"corpus 'text': cannot read {error.filename}: {error.strerror}; {CORRECT}") from None
+
+    found: list[Path] = []
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        for file in (Path(parent, name) for name in names):
+            if file.is_file():
+                found.append(file)
+            elif kind_of(file) and _leads_nowhere(file):
+                raise UserError(
+                    f"corpus 'text': {file} is a link to {file.readlink()}, which does not exist; restore that file, "
+                    "or remove the link"
+                )
+    return sorted(found)
+
+
+def _leads_nowhere(file: Path) -> bool:
     try:
-        return sorted(file for file in folder.rglob("*") if file.is_file())
-    except OSError as error:
-        raise UserError(f"corpus 'text': cannot read {folder}: {error.strerror}; {CORRECT}") from None
+        file.stat()
+    except FileNotFoundError:
+        return file.is_symlink()  # else it has just been removed
+    except OSError:
+        return False
+    return False
 
 
 def _named_split(file: Path) -> Split | None:

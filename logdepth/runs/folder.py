@@ -205,12 +205,24 @@ class RunFolder:
         try:
             text = self.metrics.read_bytes().decode()
         except (UnicodeDecodeError, OSError) as error:
-            raise UserError(f"cannot read {self.metrics} ({error}); {METRICS_REMEDY}") from None
+            raise UserError(f"cannot read {self.metrics} ({error}); {self._metrics_remedy()}") from None
         complete, _, _ = text.rpartition("\n")
-        return [
-            _metrics_line(line, f"{self.metrics}:{number}")
-            for number, line in enumerate(complete.split("\n") if complete else [], start=1)
-        ]
+        found = []
+        for number, line in enumerate(complete.split("\n") if complete else [], start=1):
+            fields = _metrics_line(line)
+            if fields is None:
+                where = f"{self.metrics}:{number}"
+                raise UserError(f"{where} is not a line of metrics: {line[:60]!r}; {self._metrics_remedy()}")
+            found.append(fields)
+        return found
+
+    def _metrics_remedy(self) -> str:
+        """What to do about metrics that cannot be read: those of a finished run never follow again."""
+        record: dict[str, Any] = {}
+        with contextlib.suppress(UserError):
+            record = read_record(self.checkpoint, CHECKPOINT_REMEDY)
+        state = record.get("standing")
+        return WEIGHTS_REMEDY if isinstance(state, dict) and state.get("finished") else METRICS_REMEDY
 
     def metrics_mark(self) -> dict[str, Any]:
         """The size and the checksum of the metrics so far, which a checkpoint names."""
@@ -375,14 +387,13 @@ def _fields_in(file: Path) -> dict[str, Any]:
 
 def _is_metrics_line(line: bytes) -> bool:
     try:
-        _metrics_line(line.decode(), "")
-    except (UserError, UnicodeDecodeError):
+        return _metrics_line(line.decode()) is not None
+    except UnicodeDecodeError:
         return False
-    return True
 
 
-def _metrics_line(line: str, where: str) -> dict[str, Any]:
-    """A line of metrics; what is not one is an error."""
+def _metrics_line(line: str) -> dict[str, Any] | None:
+    """The fields of a line of metrics; None if it is not one."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -391,7 +402,7 @@ def _metrics_line(line: str, where: str) -> dict[str, Any]:
         numbers = [value for name, value in found.items() if name != "kind"]
         if all(isinstance(value, int | float) for value in numbers) and isinstance(found["step"], int):
             return found
-    raise UserError(f"{where} is not a line of metrics: {line[:60]!r}; {METRICS_REMEDY}")
+    return None
 
 
 def _translated(tensors: dict[str, Tensor], translate: Callable[[str], str | None]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from logdepth.atomic import NoSpaceError, replacing
 from logdepth.checksums import CHECKSUM, checksum_of, checksum_of_bytes, mismatch, say_without_checksums
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError
 
 RECORD = "logdepth"
@@ -52,7 +53,8 @@ def load_tensors(
         with safetensors.safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {})[RECORD])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+        refuse_unprintable(path)  # safetensors reads no such file
         raise UserError(f"{path} is damaged ({error}); {remedy}") from None
     except KeyError:
         record = None
@@ -74,6 +76,7 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {}).get(RECORD, "null"))
     except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+        refuse_unprintable(path)
         raise UserError(f"{path} is damaged ({error}); {remedy}") from None
     if not isinstance(record, dict):
         raise UserError(f"{path} was not written by logdepth, or is damaged: it has no record; {remedy}")
