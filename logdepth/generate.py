@@ -12,7 +12,7 @@ from torch import Tensor
 
 from logdepth.acceleration import kernels_as_asked
 from logdepth.data import Tokenizer
-from logdepth.decoding import Continuation, Decoder, SamplingConfig
+from logdepth.decoding import Continuation, Decoder, SamplingConfig, choose_next
 from logdepth.errors import UserError
 from logdepth.models import LM, LanguageModel, ModelState
 from logdepth.ops.precision import Precision, arithmetic
@@ -70,7 +70,7 @@ def generate(
         steps = _ModelSteps(model, state)
     while True:
         # All tokens are chosen before the first piece goes out: the next step overwrites the scores.
-        chosen = [row.choose(scores) for row, scores in zip(rows, last.double().cpu().numpy(), strict=True)]
+        chosen = choose_next(rows, last)
         going = []
         for place, (row, token) in enumerate(zip(rows, chosen, strict=True)):
             text = row.add(token)

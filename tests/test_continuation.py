@@ -1,14 +1,16 @@
 """Continuations: text that is given out when it is certain, whole, and without what ends it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
-from logdepth.decoding import Continuation, SamplingConfig
+from logdepth.decoding import Continuation, SamplingConfig, choose_next
 from logdepth.decoding.continuation import beginning_of_a_stop
 from tests.tiny_corpus import tiny_data
 
@@ -95,3 +97,21 @@ def test_numbers_and_seeds_give_choices_of_their_own(tokenizer: Tokenizer) -> No
 
     assert chosen(1, 0) == chosen(1, 0)
     assert len({tuple(chosen(seed, number)) for seed in range(3) for number in range(3)}) == 9
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_texts_are_chosen_together_as_one_by_one(tokenizer: Tokenizer, penalty: float) -> None:
+    def chosen(together: bool) -> list[list[int]]:
+        configs = [SamplingConfig(seed=1, temperature=one) for one in (0.0, 0.5, 2.0)]
+        configs[1] = replace(configs[1], repetition_penalty=penalty)
+        texts = [Continuation(tokenizer, [3], config, number) for number, config in enumerate(configs)]
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(20):
+            logits = torch.randn(3, tokenizer.vocab_size, generator=generator)
+            found.append(choose_next(texts, logits, together=together))
+            for text, token in zip(texts, found[-1], strict=True):
+                text.add(token)
+        return found
+
+    assert chosen(True) == chosen(False)

@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logdepth.decoding.sampling import FIRST_CANDIDATES, SamplingConfig, choose, likeliest, penalised
+from logdepth.decoding.sampling import FIRST_CANDIDATES, SamplingConfig, choose, choose_rows, likeliest, penalised
 
 SCORES = np.log([0.5, 0.1, 0.25, 0.15])
 
@@ -58,7 +60,7 @@ def slow_probabilities(scores: list[float], before: list[int], config: SamplingC
 def slow_choice(scores: np.ndarray, config: SamplingConfig, seed: int, before: list[int]) -> int:
     """The choice by the definition, from all tokens in order."""
     probabilities = slow_probabilities(scores.tolist(), before, config)
-    order = np.argsort(-penalised(scores, list(set(before)), config.repetition_penalty), kind="stable")
+    order = np.argsort(-penalised(scores, before, config.repetition_penalty), kind="stable")
     cumulative = np.cumsum(np.array(probabilities)[order])
     place = np.searchsorted(cumulative / cumulative[-1], np.random.default_rng(seed).random(), side="right")
     return int(order[place])
@@ -103,6 +105,34 @@ def test_choices_among_many_tokens_are_those_of_the_definition(
     """Also where the choice is far down, and where nearly all tokens are equally likely."""
     scores = spread * np.random.default_rng(seed + 1).standard_normal(size)
     assert choose(scores, config, np.random.default_rng(seed), [3, 5]) == slow_choice(scores, config, seed, [3, 5])
+
+
+@settings(max_examples=100)
+@given(
+    size=st.sampled_from([1, 5, FIRST_CANDIDATES + 1, 700]),
+    spread=st.sampled_from([0.01, 1.0, 4.0]),
+    rows=st.lists(st.tuples(configs, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=4),
+    greedy=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_choices_on_a_device_are_the_same(
+    size: int, spread: float, rows: list[tuple[SamplingConfig, float]], greedy: bool, seed: int
+) -> None:
+    class Drawn:
+        def __init__(self, number: float) -> None:
+            self.number = number
+
+        def random(self) -> float:
+            return self.number
+
+    scores = spread * np.random.default_rng(seed).standard_normal((len(rows), size))
+    settings = [replace(config, repetition_penalty=1.0) for config, _ in rows]
+    if greedy:
+        settings[0] = replace(settings[0], temperature=0.0)
+    expected = [
+        choose(one, config, Drawn(drawn)) for one, config, (_, drawn) in zip(scores, settings, rows, strict=True)
+    ]
+    assert choose_rows(torch.from_numpy(scores), settings, [drawn for _, drawn in rows]) == expected
 
 
 @given(

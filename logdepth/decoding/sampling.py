@@ -1,9 +1,11 @@
 """How the next token is chosen from the scores of all: the settings, and the choice itself, in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 FIRST_CANDIDATES = 64
 """Number of likeliest tokens that are sorted first; more are sorted only where the choice is not among them."""
@@ -54,30 +56,62 @@ class SamplingConfig:
 
 
 def choose(
-    scores: np.ndarray, config: SamplingConfig, generator: np.random.Generator, before: Sequence[int] = ()
+    scores: np.ndarray, config: SamplingConfig, generator: np.random.Generator, before: Collection[int] = ()
 ) -> int:
     """A token, from the scores of all and the tokens before; in float64, so devices differ as little as they can.
 
     One number is drawn from the generator. The token is where the cumulative probabilities pass it, likeliest first.
     """
     if config.repetition_penalty != 1:
-        scores = penalised(scores, list(set(before)), config.repetition_penalty)
+        scores = penalised(scores, before, config.repetition_penalty)
     if config.temperature == 0:
         return int(scores.argmax())
-    drawn = generator.random()
-    weights = np.exp((scores - scores.max()) / config.temperature)
+    drawn, highest = generator.random(), scores.max()
+    mass = float(np.exp((scores - highest) / config.temperature).sum())
     count = max(FIRST_CANDIDATES, config.top_k or 0)
     while True:
-        order = likeliest(scores, count)
-        place = _place(weights[order], weights, config, drawn)
+        rest = max(len(scores) - count, 0)
+        first = np.sort(np.partition(scores, rest)[rest:])[::-1]
+        weights = np.exp((first - highest) / config.temperature)
+        place = _place(weights, mass, rest == 0, config, drawn)
         if place is not None:
-            return int(order[place])
+            # Of tokens with equal scores, those with lower numbers come first.
+            return int(np.flatnonzero(scores == first[place])[place - int((first > first[place]).sum())])
         count *= 16  # the choice is further down
 
 
-def penalised(scores: np.ndarray, tokens: list[int], penalty: float) -> np.ndarray:
-    """The scores after the repetition penalty of CTRL (Keskar et al. 2019) on these tokens."""
-    changed = scores.copy()
+def choose_rows(logits: Tensor, configs: Sequence[SamplingConfig], drawn: Sequence[float]) -> list[int]:
+    """The choices for many rows at once, where the logits are: on a GPU, only the tokens leave it.
+
+    Args:
+        logits: `[rows, vocab]`.
+        configs: the settings of each row, without a repetition penalty.
+        drawn: the number from 0 to below 1 that each row has drawn.
+    """
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64).to(logits.device)[:, None]
+
+    scores, order = logits.double().sort(dim=-1, descending=True, stable=True)
+    place = torch.arange(scores.shape[1], device=scores.device)
+    weights = ((scores - scores[:, :1]) / column([config.temperature or 1.0 for config in configs])).exp()
+    # At a temperature of 0, only the likeliest token may be chosen.
+    counts = [1 if config.temperature == 0 else config.top_k or len(place) for config in configs]
+    kept = place < column([float(count) for count in counts])
+    cumulative = (weights * kept).cumsum(dim=-1)
+    below = cumulative / cumulative[:, -1:] < column([config.top_p or 2.0 for config in configs])
+    likely = weights >= column([config.min_p or 0.0 for config in configs])
+    kept = kept & (place <= below.sum(dim=-1, keepdim=True)) & likely
+    cumulative = (weights * kept).cumsum(dim=-1)
+    found = (cumulative <= column(list(drawn)) * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
+    last = (kept.sum(dim=-1, keepdim=True) - 1).clamp(min=0)  # rounding may put `found` after it
+    chosen: list[int] = order.gather(1, torch.minimum(found, last))[:, 0].tolist()
+    return chosen
+
+
+def penalised(scores: np.ndarray, before: Collection[int], penalty: float) -> np.ndarray:
+    """The scores after the repetition penalty of CTRL (Keskar et al. 2019) on the tokens before, each once."""
+    changed, tokens = scores.copy(), list(before if isinstance(before, set) else set(before))
     changed[tokens] = np.where(scores[tokens] > 0, scores[tokens] / penalty, scores[tokens] * penalty)
     return changed
 
@@ -91,19 +125,20 @@ def likeliest(scores: np.ndarray, count: int) -> np.ndarray:
     return candidates[np.argsort(-scores[candidates], kind="stable")]
 
 
-def _place(first: np.ndarray, weights: np.ndarray, config: SamplingConfig, drawn: float) -> int | None:
+def _place(first: np.ndarray, mass: float, whole: bool, config: SamplingConfig, drawn: float) -> int | None:
     """The place of the chosen token among the likeliest ones; None if it depends on more of them.
 
     Args:
         first: the weights of the likeliest tokens, highest first.
-        weights: those of all tokens, in any order.
+        mass: the weight of all tokens.
+        whole: whether `first` are all tokens.
         config: which of them may be chosen.
         drawn: a number from 0 to below 1.
     """
-    whole = len(first) == len(weights)
     kept = len(first) if config.top_k is None else min(config.top_k, len(first))
     cumulative = first[:kept].cumsum()
-    mass = weights.sum() if config.top_k is None and not whole else cumulative[-1]
+    if whole or config.top_k is not None:
+        mass = cumulative[-1]
     ends = whole or config.top_k is not None  # no token after these may be chosen
     if config.top_p is not None:
         below = int((cumulative / mass < config.top_p).sum())

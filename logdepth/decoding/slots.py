@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from logdepth.decoding.decoder import Decoder
-from logdepth.models import LM, LMState
+from logdepth.models import LM, LMState, unallocated
 
 Member = TypeVar("Member")
 
@@ -116,6 +116,20 @@ class Slots(Generic[Member]):
         self._slot_of = {id(member): slot for slot, member in enumerate(self._slots) if member is not None}
         self.members = [member for member in self._slots if member is not None]
         self._occupied = torch.tensor([slot for slot, member in enumerate(self._slots) if member is not None]).long()
+
+
+def bytes_per_slot(model: LM, longest: int) -> int:
+    """Bytes that each slot takes with room for sequences of this length. Nothing is allocated to find out."""
+    with unallocated():
+        ghost = model.config.build(model.vocab_size).to(model.embedding.weight.dtype)
+        sizes = []
+        for batch in (1, 2):  # some memory is not for any row
+            states = [block.static_state(block.init_state(batch)) for block in ghost.blocks]
+            held = [one for one in states if one is not None]
+            for one in held:
+                one.make_room(longest)
+            sizes.append(sum(one.nbytes for one in held))
+    return sizes[1] - sizes[0]
 
 
 def num_slots(count: int) -> int:
