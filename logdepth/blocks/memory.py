@@ -290,7 +290,7 @@ class MemoryLayer(nn.Module):
             else:
                 outputs, memory = self._read_fold(tokens, memory, layout, precision)
                 state = TensorState((memory, *window))
-        mixed = self.head_norm(outputs).to(product_dtype(x)).flatten(-2)
+        mixed = self.head_norm(outputs).flatten(-2).to(product_dtype(x))  # memories are in float32 at least
         if self.gate is not None:
             mixed = mixed * F.silu(self.gate(x))
         return self.out(mixed), state

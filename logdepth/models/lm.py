@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from logdepth.blocks import AttentionBlock, AttentionConfig, Block, BlockConfig, Layout, MLPConfig, ScanConfig
 from logdepth.blocks.spec import block_config
@@ -26,7 +27,7 @@ from logdepth.ops import (
 )
 from logdepth.ops import token_losses as losses_of_tokens
 from logdepth.ops.attention import sinusoids
-from logdepth.ops.dispatch import is_unmodified, on_device_of
+from logdepth.ops.dispatch import is_intercepted, is_unmodified, on_device_of
 from logdepth.ops.dropout import rate_of
 from logdepth.ops.precision import has_casts
 from logdepth.ranges import check_dropouts, check_layers
@@ -121,6 +122,9 @@ class LMState(NamedTuple):
 class LM(LanguageModel):
     """A causal language model: `LM(vocab_size, dim=512, blocks=("scan", "attention:window=128", "mlp"))`."""
 
+    call_block: Callable[..., tuple[Tensor, Any]] | None = None
+    """Called in training instead of each block, with the block first; for example torch.utils.checkpoint.checkpoint."""
+
     def __init__(self, vocab_size: int, config: LMConfig | None = None, **fields: Any) -> None:
         super().__init__()
         if config is not None and fields:
@@ -153,7 +157,12 @@ class LM(LanguageModel):
         return self.logits(features), after
 
     def loss(self, tokens: Tokens, targets: Tokens, *, cu_seqlens: LengthsLike | None = None) -> Tensor:
-        features = self.features(tokens, cu_seqlens=cu_seqlens)
+        return self.features_loss(self.features(tokens, cu_seqlens=cu_seqlens), targets)
+
+    def features_loss(self, features: Tensor, targets: Tokens) -> Tensor:
+        """Mean cross-entropy of the next tokens, in nats, from what the head reads."""
+        if not self.head_is_a_matrix:
+            return F.cross_entropy(self.logits(features).float().flatten(0, -2), targets.flatten())
         return linear_cross_entropy(features.flatten(0, -2), self.head_weight, targets.flatten())
 
     def token_losses(
@@ -163,6 +172,9 @@ class LM(LanguageModel):
             features, after = self.features(tokens, cu_seqlens=cu_seqlens), None
         else:
             features, after = self.continued(tokens, state)
+        if not self.head_is_a_matrix:
+            logits = self.logits(features).float().flatten(0, -2)
+            return F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape), after
         losses = losses_of_tokens(features.flatten(0, -2), self.head_weight, targets.flatten())
         return losses.view(targets.shape), after
 
@@ -182,8 +194,10 @@ class LM(LanguageModel):
         after: list[Any] = []
         with on_device_of(self.embedding.weight), self._casts():
             x: Any = self._embedded(tokens, layout)
+            call = self.call_block if self.training and torch.is_grad_enabled() else None
             for number, block in enumerate(self.blocks):
-                x, state = block(x, None if states is None else states[number], layout)
+                before = None if states is None else states[number]
+                x, state = block(x, before, layout) if call is None else call(block, x, before, layout)
                 if states is not None:
                     after.append(state)
             if self.norm is not None:
@@ -205,7 +219,16 @@ class LM(LanguageModel):
 
     def logits(self, features: Tensor) -> Tensor:
         """The logits of the next token, from what the head reads."""
-        return linear(features, self.head_weight)
+        if self.head_is_a_matrix:
+            return linear(features, self.head_weight)
+        assert self.head is not None
+        return self.head(features)  # type: ignore[no-any-return]
+
+    @property
+    def head_is_a_matrix(self) -> bool:
+        """Whether the head is as it is built. Otherwise it is called, as it may be another module or have hooks."""
+        head = self.head
+        return head is None or (type(head) is nn.Linear and head.bias is None and not is_intercepted(head))
 
     @property
     def head_weight(self) -> Tensor:

@@ -83,12 +83,14 @@ def is_unmodified(module: nn.Module, parts: Mapping[str, type]) -> bool:
     a parameter, or has a hook or a `forward` of its own.
     """
     found = dict(module.named_modules())
-    return {name: type(part) for name, part in found.items()} == parts and all(
-        "forward" not in vars(part)
-        and not any(getattr(part, hooks) for hooks in _HOOKS)
-        and None not in part._parameters.values()
-        for part in found.values()
+    return {name: type(part) for name, part in found.items()} == parts and not any(
+        is_intercepted(part) or None in part._parameters.values() for part in found.values()
     )
+
+
+def is_intercepted(module: nn.Module) -> bool:
+    """Whether a call of the module does something else than its class does: it has a hook or a `forward` of its own."""
+    return "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def backward_by_kernels(backward: Callable[..., Any]) -> Callable[..., Any]:
