@@ -97,10 +97,11 @@ def _wrapped(config: LogDepthConfig, model: LM) -> LogDepthForCausalLM:
     """The Hugging Face model with the weights of a model of the library."""
     wrapped: LogDepthForCausalLM = LogDepthForCausalLM(config)
     weights = model.state_dict()
-    wrapped.model.load_state_dict(
-        weights | ({"head.weight": weights["embedding.weight"]} if model.head is None else {})
-    )
-    return wrapped.eval()
+    if model.head is None:
+        weights["head.weight"] = weights["embedding.weight"]
+    wrapped.model.load_state_dict(weights)
+    wrapped.eval()
+    return wrapped
 
 
 def _library_weights(model: LogDepthForCausalLM) -> dict[str, Tensor]:

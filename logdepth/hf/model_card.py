@@ -76,9 +76,7 @@ def model_card(source: RunFolder, loaded: LoadedRun, weights: Weights, *, separa
         blocks=_blocks(as_lm),
         dim=as_lm.dim,
         vocab_size=loaded.tokenizer.vocab_size,
-        lossless="lossless"
-        if config.data.tokenizer.lossless
-        else "after NFKC normalisation, with spaces for line breaks",
+        text="lossless" if config.data.tokenizer.lossless else "of text in NFKC, with spaces for line breaks",
         state="grows with the text" if _grows(as_lm) else "O(log n), plus the windows of attention",
         step=loaded.step,
         batch_size=config.train.batch_size,
