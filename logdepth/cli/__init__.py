@@ -28,6 +28,7 @@ VERBS = {
     "time": "measure a model's speed by context length",
     "associativity": "measure how far a run's operator is from associative",
     "generate": "generate text with a run",
+    "export": "write a run as a Hugging Face model, and such a model as a run",
     "corpora": "list the corpora",
     "tasks": "list the tasks of state tracking, recall and counting, or print examples of one",
     "recipes": "list the recipes with their parameter counts",

@@ -12,6 +12,7 @@ from logdepth.cli.associativity import AssociativityCommand
 from logdepth.cli.check import CheckCommand
 from logdepth.cli.corpora import CorporaCommand
 from logdepth.cli.evaluate import EvaluateCommand
+from logdepth.cli.export import ExportCommand
 from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.parsing import parse
 from logdepth.cli.prepare import PrepareCommand
@@ -57,6 +58,7 @@ COMMANDS: dict[str, Any] = {
     "time": TimeCommand,
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
+    "export": ExportCommand,
     "corpora": CorporaCommand,
     "tasks": TasksCommand,
     "recipes": RecipesCommand,

@@ -38,6 +38,7 @@ class LogDepthConfig(PreTrainedConfig):
         use_cache: bool = True,
         **fields: Any,
     ) -> None:
+        fields.pop("auto_map", None)  # that of modeling_logdepth.py, which sets it itself
         named = from_dict(_Named, {"model": model}) if isinstance(model, dict) else _Named(**_given(model))
         self.vocab_size, self.run, self.use_cache = vocab_size, run, use_cache
         self.model: dict[str, Any] = to_dict(named)["model"]
