@@ -170,6 +170,10 @@ def test_all_of_a_given_text_is_measured(trained: Path, tmp_path: Path, capsys: 
     assert f"text, all of it: {counts}" in shown
     (own,) = answer(capsys, "evaluate", str(trained))["results"]
     assert own["split"] == "test"
+    named = file.rename(tmp_path / "train.txt")
+    line = refused(capsys, "evaluate", str(trained), "--paths", str(named), "--split", "test")
+    assert "its test split is empty: the names of its files assign train.txt to train; add a file with 'test'" in line
+    assert line.endswith("; or leave out --split to measure all of it")
     file.write_text("")
     assert "the text has fewer than two tokens" in refused(capsys, *evaluate)
     rows = "".join(json.dumps({"text": one}) + "\n" for one in ("", "", ""))

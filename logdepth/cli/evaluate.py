@@ -130,4 +130,9 @@ def _store(command: EvaluateCommand, loaded: LoadedRun) -> TokenStore:
         raise UserError(f"there is no corpus '{name}'{did_you_mean(name, CORPORA)}")
     whole = name == "text" and command.split is None
     prepared = prepare_other(loaded.config.data, loaded.tokenizer, name, command.paths, command.data_dir, whole=whole)
-    return prepared.stores["all" if whole else command.split or "test"]
+    split = command.split or "test"
+    if not whole and not prepared.stores[split].info.bytes:
+        why = CORPORA[name](command.data_dir, command.paths).why_empty(split)
+        also = "; or leave out --split to measure all of it" if name == "text" else ""
+        raise UserError(f"corpus '{name}': its {split} split is empty: {why}{also}")
+    return prepared.stores["all" if whole else split]
