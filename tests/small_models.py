@@ -23,6 +23,7 @@ LM_BLOCKS: dict[str, tuple[str, ...]] = {
     "memory-fold": ("memory:chunk=4,heads=2,reading=fold,write_strength=2,conv=2",),
     "memory-bare": ("memory:chunk=2,heads=3,levels=2,conv=0,gate=false,norm=layer,key_width=3,value_width=5",),
     "memory-chunk-1": ("memory:chunk=1,heads=1,conv=1",),
+    "memory-summary": ("memory:chunk=2,heads=2,summary=3,summary_merge=grc,merge_gate=true",),
     "memory-window": ("memory:chunk=2,heads=2", "attention:heads=2,window=5", "mlp"),
     "scan-affine": ("scan:operator=affine,heads=3",),
     "paper-layer-blocks": ("paper-layer:operator.width=8,post_merge=up", "paper-layer:operator.width=6,residual=false"),

@@ -21,6 +21,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "levels": {"heads": 2, "chunk": 16, "write_strength": 2},
     "odd-widths": {"heads": 1, "chunk": 2, "levels": 2, "key_width": 24, "value_width": 7, "conv": 0},
     "fold": {"heads": 2, "chunk": 16, "reading": "fold"},
+    "summary": {"heads": 2, "chunk": 4, "summary": 3, "summary_merge": "grc", "merge_gate": True},
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -95,4 +96,7 @@ def test_all_levels_are_read_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(calls) == 1
     with kernels(False):
         layer(x)
+    assert len(calls) == 1
+    with kernels(True):  # no kernel reads summaries
+        MemoryLayer(DIM, heads=1, chunk=4, summary=2).to(DEVICE)(x)
     assert len(calls) == 1

@@ -11,6 +11,14 @@ before it, from the latest to the earliest:
     y = W_out (SiLU(W_gate h) ∘ RMSNorm(o))
 
 With λ = 1, and always with `reading="fold"`, it is the gated delta rule, o = q S of everything before.
+
+With a summary, a block also carries a vector s per head, and λ depends on what the block contains. Of a chunk it is the
+mean of W_s h over its tokens; two blocks have the mean of theirs, or what a GRC makes of them. From both summaries,
+gates can scale what a merge keeps of the earlier block (`operators/matrix_affine/summarising.py`):
+
+    λ_l = softplus(u·h + (w·h) · l/2 + (W_p h)·s_l + bias_l + softplus⁻¹(1))
+    (M_L, S_L) ⊙ (M_R, S_R) = (M_R diag(g) M_L, M_R diag(g) S_L + S_R)
+
 `ops/delta_rule_reference.py` is the definition.
 """
 
@@ -28,7 +36,7 @@ from logdepth.blocks.block import Block, StaticState, StaticTensors, TensorState
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.blocks.pieces import Pieces, pieces_of, prefix_index
 from logdepth.blocks.short_conv import ShortConv
-from logdepth.operators.matrix_affine import MatrixAffineOperator
+from logdepth.operators.matrix_affine import MatrixAffineOperator, SummarisingOperator, SummaryMerge
 from logdepth.ops import (
     Linear,
     NormName,
@@ -71,6 +79,12 @@ class MemoryConfig:
     """The largest share β that a write replaces of what is stored at its key, up to 2 (negative eigenvalues)."""
     gate: bool = True
     """Whether the output is multiplied by SiLU(W_gate · norm(x))."""
+    summary: int = 0
+    """Width of a vector per head that summarises a block, so that its weight depends on what it contains; 0: none."""
+    summary_merge: SummaryMerge = "mean"
+    """How the summaries of two blocks become one: their mean, or a GRC."""
+    merge_gate: bool = False
+    """Whether merges scale what they keep of the earlier block, by a gate per key channel from both summaries."""
     norm: NormName = "rms"
     """Norm before the block: layer or rms."""
     dropout: float = 0.0
@@ -86,6 +100,14 @@ class MemoryConfig:
             raise ValueError(f"reading must be levels or fold; got '{self.reading}'")
         if not 0 < self.write_strength <= 2:
             raise ValueError(f"write_strength must be above 0 and at most 2; got {self.write_strength}")
+        if self.summary < 0:
+            raise ValueError(f"summary must be at least 0; got {self.summary}")
+        if self.summary and self.reading == "fold":
+            raise ValueError("a summary needs reading=levels, since the fold reads no single blocks")
+        if self.summary_merge not in ("mean", "grc"):
+            raise ValueError(f"summary_merge must be mean or grc; got '{self.summary_merge}'")
+        if not self.summary and (self.summary_merge != "mean" or self.merge_gate):
+            raise ValueError("summary_merge and merge_gate need a summary; give its width, such as summary=16")
         check_dropouts(self)
 
     def build(self, dim: int) -> "MemoryBlock":
@@ -103,7 +125,8 @@ class MemoryState(NamedTuple):
     tree: TreeState
     """The blocks of all complete chunks."""
     tensors: TensorState
-    """[M | S] of each row's open chunk, which is [I | 0] where it has no token yet; and the convolution's inputs."""
+    """[M | S] of each row's open chunk, which is [I | 0] where it has no token yet, and behind it the sum of what its
+    summary will be the mean of; and the convolution's inputs."""
 
     @property
     def nbytes(self) -> int:
@@ -168,7 +191,9 @@ class Tokens(NamedTuple):
     """`[…, heads]`; likewise `strength`."""
     strength: Tensor
     slopes: Tensor
-    """u·h and w·h of the weights λ, `[…, heads, 2]`."""
+    """u·h, w·h and W_p h of the weights λ, `[…, heads, 2 + summary]`."""
+    summarised: Tensor
+    """W_s h, of which a summary is the mean, `[…, heads, summary]`."""
 
 
 class Reading(NamedTuple):
@@ -203,6 +228,9 @@ class MemoryLayer(nn.Module):
             log2(n / chunk) levels.
         write_strength: the largest share β that a write replaces of what is stored at its key, up to 2.
         gate: whether the output is multiplied by SiLU(W_gate · x).
+        summary: width of a vector per head that summarises a block, so that its weight depends on what it contains.
+        summary_merge: how the summaries of two blocks become one: their mean, or a GRC.
+        merge_gate: whether merges scale what they keep of the earlier block, by gates from both summaries.
     """
 
     def __init__(
@@ -218,6 +246,9 @@ class MemoryLayer(nn.Module):
         levels: int = 3,
         write_strength: float = 1.0,
         gate: bool = True,
+        summary: int = 0,
+        summary_merge: SummaryMerge = "mean",
+        merge_gate: bool = False,
     ) -> None:
         super().__init__()
         MemoryConfig(  # which checks the values
@@ -229,12 +260,16 @@ class MemoryLayer(nn.Module):
             reading=reading,
             levels=levels,
             write_strength=write_strength,
+            summary=summary,
+            summary_merge=summary_merge,
+            merge_gate=merge_gate,
         )
         if dim % heads and (key_width is None or value_width is None):
             raise ValueError(f"dim {dim} does not divide into {heads} heads; give key_width and value_width")
         self.dim, self.heads, self.chunk, self.levels = dim, heads, chunk, levels
         self.key_width, self.value_width = key_width or dim // heads, value_width or dim // heads
         self.reads_levels, self.write_strength = reading == "levels", write_strength
+        self.summary = summary
         self.operator = MatrixAffineOperator(heads, self.key_width, self.value_width)
         self.into_heads = Linear(dim, heads * (2 * self.key_width + self.value_width), bias=False)
         self.conv = ShortConv(self.into_heads.out_features, conv) if conv else None
@@ -245,6 +280,12 @@ class MemoryLayer(nn.Module):
             nn.init.zeros_(self.level_slopes.weight)
             # Of all levels and heads. A vector, because matrices decay, and Muon would take it for a map.
             self.level_bias = nn.Parameter(torch.zeros(levels * heads))
+        self.summarising: SummarisingOperator | None = None
+        if summary:
+            self.into_summary = Linear(dim, heads * summary, bias=False)
+            self.summary_query = Linear(dim, heads * summary, bias=False)
+            nn.init.zeros_(self.summary_query.weight)
+            self.summarising = SummarisingOperator(self.operator, summary, merge=summary_merge, gated=merge_gate)
         self.head_norm = RMSNorm(self.value_width, eps=1e-6)
         self.gate = Linear(dim, heads * self.value_width, bias=False) if gate else None
         self.out = Linear(heads * self.value_width, dim, bias=False)
@@ -272,6 +313,7 @@ class MemoryLayer(nn.Module):
         memory, *window = (None,) if state is None else _tensors(state)
         projected, rates = self.into_heads(x), self.rates(x)
         slopes = self.level_slopes(x) if self.reads_levels else None
+        summaries = (self.summary_query(x), self.into_summary(x)) if self.summarising is not None else None
         if self.conv is None:
             projected = F.silu(projected)
         else:
@@ -279,7 +321,7 @@ class MemoryLayer(nn.Module):
             window = list(after.tensors)
         precision = dot_precision(x)
         with without_autocast(x):
-            tokens = self._tokens(projected, rates, slopes)
+            tokens = self._tokens(projected, rates, slopes, summaries)
             if isinstance(state, StaticMemoryState):
                 assert isinstance(layout, StepLayout)
                 outputs, memory = self._step_in_place(tokens, state, layout)
@@ -302,8 +344,8 @@ class MemoryLayer(nn.Module):
         if not self.reads_levels:
             empty = weight.new_zeros(batch, self.heads, self.key_width, self.value_width, dtype=dtype)
             return TensorState((empty, *window))
-        tree = TreeState.empty(batch, self.operator.width, dtype=dtype, device=weight.device)
-        opened = self.operator.identity(batch, dtype=dtype, device=weight.device)
+        opened = self._nothing_open(batch, weight.device)
+        tree = TreeState.empty(batch, opened.shape[1], dtype=dtype, device=weight.device)
         return MemoryState(torch.zeros(batch, dtype=torch.int64), tree, TensorState((opened, *window)))
 
     @property
@@ -311,14 +353,23 @@ class MemoryLayer(nn.Module):
         """The dtype of memories, whatever autocast says."""
         return torch.promote_types(self.out.weight.dtype, torch.float32)
 
-    def _tokens(self, projected: Tensor, rates: Tensor, slopes: Tensor | None) -> Tokens:
+    def _tokens(
+        self, projected: Tensor, rates: Tensor, slopes: Tensor | None, summaries: tuple[Tensor, Tensor] | None
+    ) -> Tokens:
         dtype, shape = self._dtype, projected.shape[:-1]
         decay, strength = rates.to(dtype).view(*shape, 2, self.heads).unbind(-2)
+        nothing = decay.new_empty(*shape, self.heads, 0)
+        weighing = nothing if slopes is None else slopes.to(dtype).view(*shape, self.heads, 2)
+        summarised = nothing
+        if summaries is not None:
+            queries, summarised = (one.to(dtype).view(*shape, self.heads, self.summary) for one in summaries)
+            weighing = torch.cat([weighing, queries], dim=-1)
         return Tokens(
             projected.view(*shape, self.heads, 2 * self.key_width + self.value_width),
             -F.softplus(decay + self.decay_bias),
             self.write_strength * strength.sigmoid(),
-            decay.new_empty(*shape, self.heads, 0) if slopes is None else slopes.to(dtype).view(*shape, self.heads, 2),
+            weighing,
+            summarised,
         )
 
     def _read_levels(
@@ -332,13 +383,14 @@ class MemoryLayer(nn.Module):
 
         complete = elements if len(pieces.complete) == len(elements) else elements.index_select(0, pieces.complete)
         bounds = np.concatenate([[0], pieces.num_complete.cumsum()])
-        tree = build_tree(self.operator, complete, None if state is None else state.tree, cu_seqlens=bounds)
+        leaves, blocks = self._leaves(complete), None if state is None else state.tree
+        tree = build_tree(self.summarising or self.operator, leaves, blocks, cu_seqlens=bounds)
         readers = pieces.row, (absorbed // self.chunk)[pieces.row] + pieces.number
         reads, table = partial(tree.reads, *readers), tree.table(*readers)
         outputs = read_blocks(*reading, reads, table, slopes, self.level_bias, precision=precision)
 
-        identity = self.operator.identity(layout.num_rows, dtype=elements.dtype, device=elements.device)
-        opened = identity if before is None else before.index_copy(0, pieces.rows, identity[: len(pieces.rows)])
+        nothing = self._nothing_open(layout.num_rows, elements.device)
+        opened = nothing if before is None else before.index_copy(0, pieces.rows, nothing[: len(pieces.rows)])
         if len(pieces.open):  # otherwise the gradient of all elements would get a sum with zeros
             opened = opened.index_copy(0, pieces.open_rows, elements.index_select(0, pieces.open))
         lengths = torch.from_numpy(absorbed + layout.new)
@@ -370,16 +422,31 @@ class MemoryLayer(nn.Module):
         cut = Tokens(*(pieces.cut(one.flatten(0, last)).transpose(1, 2) for one in tokens))
         own = delta_chunks(cut.vectors, cut.log_decay, cut.strength, self.key_width)
         reading, elements = Reading(own.outputs, own.queries), own.matrices.flatten(1)
+        sums = cut.summarised.sum(2).flatten(1)
         if before is not None:
-            before = before.index_select(0, pieces.rows)
-            reading = self._past(before, reading, pieces.first)
-            merged = self.operator(before, elements.index_select(0, pieces.first))
+            memories, sums_before = self._parts(before.index_select(0, pieces.rows))
+            reading = self._past(memories, reading, pieces.first)
+            merged = self.operator(memories, elements.index_select(0, pieces.first))
             elements = elements.index_copy(0, pieces.first, merged)
-        return reading, elements, cut.slopes
+            sums = sums.index_add(0, pieces.first, sums_before)
+        return reading, torch.cat([elements, sums], dim=1) if self.summary else elements, cut.slopes
 
-    def _past(self, blocks: Tensor, reading: Reading, readers: Tensor) -> Reading:
+    def _past(self, memories: Tensor, reading: Reading, readers: Tensor) -> Reading:
         """Reads a block each, and passes on with the queries q M."""
-        return Reading(*read_level(*reading, readers, blocks))
+        return Reading(*read_level(*reading, readers, memories))
+
+    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """[M | S] of all heads, and the summaries or sums behind it, which may have no width."""
+        return rows[:, : self.operator.width], rows[:, self.operator.width :]
+
+    def _leaves(self, complete: Tensor) -> Tensor:
+        """Chunks that are complete as leaves of the tree."""
+        return complete if self.summarising is None else self.summarising.leaves(complete, self.chunk)
+
+    def _nothing_open(self, count: int, device: torch.device) -> Tensor:
+        """Open chunks without tokens."""
+        identity = self.operator.identity(count, dtype=self._dtype, device=device)
+        return F.pad(identity, (0, self.heads * self.summary)) if self.summary else identity
 
     def _joined(self, outputs: Tensor, pieces: Pieces, layout: Layout) -> Tensor:
         """Outputs `[…, heads, value_width]` in the layout of the tokens."""
@@ -388,23 +455,27 @@ class MemoryLayer(nn.Module):
     def _step_in_place(self, tokens: Tokens, state: StaticMemoryState, layout: StepLayout) -> tuple[Tensor, Tensor]:
         """Outputs of one token of every row, and the open chunks. Which blocks are read is decided on the device."""
         one = Tokens(*(part[:, 0] for part in tokens))
-        opened = self.operator.matrices(state.tensors.tensors[0])
+        memories, sums = self._parts(state.tensors.tensors[0])
         widths = [self.key_width, self.key_width, self.value_width]
         queries, keys, values = torch.split(one.vectors.to(self._dtype), widths, dim=-1)
-        opened = delta_step(opened, normalised(keys), values, one.log_decay, one.strength).flatten(1)
-        transition, written = self.operator.parts(opened)
+        own = delta_step(self.operator.matrices(memories), normalised(keys), values, one.log_decay, one.strength)
+        opened = own.flatten(1)
+        if self.summary:
+            opened = torch.cat([opened, sums + one.summarised.flatten(1)], dim=1)
+        transition, written = torch.split(own, self.operator.widths, dim=-1)
         queries = normalised(queries)[:, :, None]
         outputs, queries = queries @ written, queries @ transition
         positions = layout.row_positions(opened.device)
         for level, blocks in enumerate(state.tree.blocks):
             held = (positions // self.chunk >> level & 1).bool()[..., None, None]
-            transition, written = self.operator.parts(blocks[: len(opened)])
-            weights = level_weights(level, one.slopes[:, :, None], self.level_bias)
+            memories, summaries = self._parts(blocks[: len(opened)])
+            transition, written = self.operator.parts(memories)
+            weights = level_weights(level, one.slopes[:, :, None], self.level_bias, summaries)
             outputs = torch.where(held, outputs + weights * (queries @ written), outputs)
             queries = torch.where(held, queries @ transition, queries)
-        state.tree.carry(self.operator, opened, layout.step, layout.index, self.chunk.bit_length() - 1)
-        identity = self.operator.identity(1, dtype=opened.dtype, device=opened.device)
-        opened = torch.where((positions + 1) % self.chunk == 0, identity, opened)
+        operator, leaves = self.summarising or self.operator, self._leaves(opened)
+        state.tree.carry(operator, leaves, layout.step, layout.index, self.chunk.bit_length() - 1)
+        opened = torch.where((positions + 1) % self.chunk == 0, self._nothing_open(1, opened.device), opened)
         return outputs.transpose(1, 2), opened
 
 
@@ -435,6 +506,9 @@ class MemoryBlock(Block):
             levels=config.levels,
             write_strength=config.write_strength,
             gate=config.gate,
+            summary=config.summary,
+            summary_merge=config.summary_merge,
+            merge_gate=config.merge_gate,
         )
         self.dropout = nn.Dropout(config.dropout)
 
@@ -454,7 +528,10 @@ class MemoryBlock(Block):
         return (self.layer.out,)
 
     def initialise(self, deviation: float) -> None:
-        """The projections. All weights λ are 1 at the start, so that both readings are equal."""
-        super().initialise(deviation)
-        if self.layer.reads_levels:
-            nn.init.zeros_(self.layer.level_slopes.weight)
+        """The projections; merges keep their own initialisation. All weights λ are 1 at the start."""
+        for linear in self.layer.children():
+            if isinstance(linear, nn.Linear):
+                nn.init.normal_(linear.weight, std=deviation)
+        for name in ("level_slopes", "summary_query"):
+            if hasattr(self.layer, name):
+                nn.init.zeros_(getattr(self.layer, name).weight)

@@ -1,7 +1,8 @@
 """Reading the blocks of a tree of memories: o += λ_l q S_l and q ← q M_l, from the latest block to the earliest.
 
-    λ_l = softplus(u·h + (w·h) · l/2 + bias_l + softplus⁻¹(1)),   or 1
+    λ_l = softplus(u·h + (w·h) · l/2 + p·s_l + bias_l + softplus⁻¹(1)),   or 1
 
+The term p·s_l is there if blocks have summaries s_l, which only plain torch reads.
 Plain torch reads level by level. The kernel reads all blocks of a piece in one program. It multiplies nearly exactly,
 because queries pass through the matrices of many levels; under autocast in TF32, as queries come from 16 bits there.
 Merges, of which all later tokens read the results, are nearly exact under autocast too.
@@ -95,16 +96,19 @@ def read_blocks(
         queries: with what they read their first block, `[pieces, heads, size, key_width]`.
         reads: returns the blocks for plain torch, from the latest level on.
         table: the same for the kernel; None: there is none.
-        slopes: u·h and w·h of the weights λ, `[pieces, heads, size, 2]`; None: all weights are 1.
+        slopes: u·h, w·h and p of the weights λ, `[pieces, heads, size, 2 + summary]`; None: all weights are 1.
         level_bias: bias_l of the weights, `[levels · heads]`; higher levels share the last.
         precision: how the kernel multiplies; by default as `dot_precision()` says.
     """
     if table is None or not has_kernel(queries, outputs.shape[-1]):
+        width = queries.shape[1] * queries.shape[-1] * (queries.shape[-1] + outputs.shape[-1])
         for read in reads():
-            weights = None
+            memories, summaries, weights = read.blocks, read.blocks[:, width:], None
+            if summaries.shape[1]:  # otherwise the gradient would be a copy
+                memories = memories[:, :width]
             if slopes is not None and level_bias is not None:
-                weights = level_weights(read.level, slopes.index_select(0, read.readers), level_bias)
-            outputs, queries = read_level(outputs, queries, read.readers, read.blocks, weights)
+                weights = level_weights(read.level, slopes.index_select(0, read.readers), level_bias, summaries)
+            outputs, queries = read_level(outputs, queries, read.readers, memories, weights)
         return outputs
     if not len(table.reads.block) or not queries.numel():
         return outputs
@@ -136,12 +140,17 @@ def read_level(
     return outputs.index_add(0, readers, read), queries.index_copy(0, readers, own @ transition)
 
 
-def level_weights(level: int, slopes: Tensor, level_bias: Tensor) -> Tensor:
-    """λ of a level for tokens `[…, heads, size, 2]`, as `[…, heads, size, 1]`."""
-    heads = slopes.shape[-3]
+def level_weights(level: int, slopes: Tensor, level_bias: Tensor, summaries: Tensor) -> Tensor:
+    """λ of a level for tokens `[readers, heads, size, 2 + summary]`, as `[readers, heads, size, 1]`.
+
+    `summaries` are those of the block that each reads, `[readers, heads · summary]`.
+    """
+    heads = slopes.shape[1]
     level = min(level, len(level_bias) // heads - 1)
     bias = level_bias.view(-1, heads)[level].to(slopes.dtype)
     logit = slopes[..., 0] + slopes[..., 1] * (level / 2) + bias[:, None]
+    if summaries.shape[1]:
+        logit = logit + (slopes[..., 2:] @ summaries.reshape(len(summaries), heads, -1, 1))[..., 0]
     return F.softplus(logit + INVERSE_SOFTPLUS_OF_ONE)[..., None]
 
 

@@ -7,8 +7,10 @@ values v width d_v. β is the write strength and α = e^{log_decay} the decay of
     left ⊙ right = (M_R M_L, M_R S_L + S_R)                                   first left, then right; associative
     folded:          o_t = q_tᵀ S of token(0) ⊙ … ⊙ token(t)                  the gated delta rule
     level-weighted:  o_t = q_tᵀ S_own + Σ_l λ_tl q_tᵀ M_own … S_l             see `level_weighted`
+    gated:           left ⊙ right = (M_R diag(g) M_L, M_R diag(g) S_L + S_R)  between blocks, with a gate for each merge
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,9 +33,10 @@ def token(key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor) -> Me
     return Memory(transition, strength * torch.outer(key, value))
 
 
-def merge(left: Memory, right: Memory) -> Memory:
-    """What first `left` and then `right` do."""
-    return Memory(right.transition @ left.transition, right.transition @ left.written + right.written)
+def merge(left: Memory, right: Memory, gate: Tensor | None = None) -> Memory:
+    """What first `left` and then `right` do; between them, key channels are multiplied by the gate `[key_width]`."""
+    kept = right.transition if gate is None else right.transition @ torch.diag(gate)
+    return Memory(kept @ left.transition, kept @ left.written + right.written)
 
 
 def tokens_of(keys: Tensor, values: Tensor, log_decay: Tensor, strength: Tensor) -> list[Memory]:
@@ -54,14 +57,21 @@ def folded(queries: Tensor, tokens: list[Memory], before: Tensor | None = None) 
     return torch.stack(outputs), written
 
 
-def level_weighted(queries: Tensor, tokens: list[Memory], weights: Tensor, chunk: int) -> Tensor:
+def level_weighted(
+    queries: Tensor,
+    tokens: list[Memory],
+    weights: Tensor,
+    chunk: int,
+    gate: Callable[[int, int], Tensor] | None = None,
+) -> Tensor:
     """Outputs `[length, value_width]`, read block by block with a weight for each level.
 
     Chunks of `chunk` tokens are the leaves of the scan's tree. Token i reads its own chunk up to itself with weight 1,
     then the blocks of the binary decomposition of ⌊i / chunk⌋ chunks, from the latest to the earliest. Past each block
     the query becomes q M, so with weights of 1 this is `folded`.
 
-    `weights` are λ, `[length, levels]`.
+    `weights` are λ, `[length, levels]`. `gate(level, number)` is that of the merge which makes block `number` of a
+    level; without it, nothing is gated.
     """
     built: dict[tuple[int, int], Memory] = {}
 
@@ -70,7 +80,8 @@ def level_weighted(queries: Tensor, tokens: list[Memory], weights: Tensor, chunk
             if level == 0:
                 made = product(tokens[number * chunk : (number + 1) * chunk])
             else:
-                made = merge(block(level - 1, 2 * number), block(level - 1, 2 * number + 1))
+                halves = block(level - 1, 2 * number), block(level - 1, 2 * number + 1)
+                made = merge(*halves, None if gate is None else gate(level, number))
             built[level, number] = made
         return built[level, number]
 
