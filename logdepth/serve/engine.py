@@ -308,7 +308,7 @@ class Engine:
             reading.snapshot, reading.state = found, found.state()
             reading.features = None if found.features is None else found.features[None]
         if job.prompt_alternatives is not None:
-            reading.detokenizer = Detokenizer(self.tokenizer, job.tokens[: reading.num_read])
+            reading.detokenizer = Detokenizer(self.tokenizer, prefix.tokens[: reading.num_read].tolist())
         self.totals.prompt_tokens += len(job.tokens)
         self.totals.cached_tokens += reading.num_cached
         return reading
@@ -419,7 +419,8 @@ class Engine:
     def _text(self, reading: _Reading, number: int) -> _Text:
         job = reading.job
         assert job.sampling is not None
-        continuation = Continuation(self.tokenizer, job.tokens, job.sampling, number, separated=self.separated)
+        tokens = reading.prefix.tokens.tolist()
+        continuation = Continuation(self.tokenizer, tokens, job.sampling, number, separated=self.separated)
         return _Text(job, continuation, reading.snapshot)
 
     def _grow(self) -> list[Event]:

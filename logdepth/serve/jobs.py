@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from logdepth.decoding import Ending, SamplingConfig
 from logdepth.serve.snapshots import Snapshot
 
@@ -12,7 +15,7 @@ from logdepth.serve.snapshots import Snapshot
 class Job:
     """A prompt to read, and the texts that may follow it."""
 
-    tokens: Sequence[int]
+    tokens: Sequence[int] | NDArray[np.int32]
     """All tokens of the prompt, at least one; those that `start` has read come first."""
     start: Snapshot | None = None
     """The state after the first of these tokens, with what the head reads there; None: there is none."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from logdepth.models import LMState
@@ -158,7 +159,7 @@ class Holdings:
 class Prefix:
     """A sequence of tokens whose prefixes can be looked up; the hashes are computed once."""
 
-    def __init__(self, tokens: Sequence[int], spacing: int) -> None:
+    def __init__(self, tokens: Sequence[int] | NDArray[np.int32], spacing: int) -> None:
         self.tokens, self.spacing = np.asarray(tokens, dtype=np.int32), spacing
         self._hashes = [b""]
 

@@ -1,9 +1,14 @@
 """What a child of the worker can do apart from `main`; each function prints like a verb and returns an exit code."""
 
+import asyncio
+import contextlib
+import io
 import json
 import os
 import signal
+import socket
 import sys
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +75,37 @@ def load_run(run: str) -> int:
         return 2
     print(json.dumps({"step": model.step, "text": text, "evaluation": found.as_dict(False)}))
     return 0
+
+
+def serve_run(run: str) -> int:
+    """`logdepth serve`, whose process gets SIGTERM when it has answered one request."""
+    from logdepth.serve.server import Server
+
+    original, said = Server.serve_on, []
+
+    def ask(address: tuple[str, int]) -> None:
+        body = {"model": run, "prompt": "the old clock", "max_tokens": 12, "temperature": 0}
+        request = urllib.request.Request(
+            f"http://{address[0]}:{address[1]}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=15) as answer:
+            said.append(json.load(answer)["choices"])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def serve_once(self: Server, listening: socket.socket) -> None:
+        asking = asyncio.create_task(asyncio.to_thread(ask, listening.getsockname()))
+        await original(self, listening)
+        await asking
+
+    Server.serve_on = serve_once  # type: ignore[method-assign]
+    sys.argv = ["logdepth", "serve", run, "--port", "0", "--device", "cpu"]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main()
+    sys.stderr.write("".join(line for line in errors.getvalue().splitlines(True) if not line.startswith("SIGTERM")))
+    print(json.dumps(said))
+    return code
 
 
 def look_at_stores(key: str, paths: list[str], text: str | None, lossless: bool) -> int:

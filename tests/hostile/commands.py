@@ -30,6 +30,7 @@ from logdepth.cli.prepare import PrepareCommand
 from logdepth.cli.recipes import RecipesCommand
 from logdepth.cli.report import ReportCommand
 from logdepth.cli.reproduce import ReproduceCommand, TaskStudyCommand
+from logdepth.cli.serve import ServeCommand
 from logdepth.cli.sweep import SweepCommand
 from logdepth.cli.tasks import TasksCommand
 from logdepth.cli.time import TimeCommand
@@ -58,6 +59,7 @@ COMMANDS: dict[str, type] = {
     "time": TimeCommand,
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
+    "serve": ServeCommand,
     "corpora": CorporaCommand,
     "tasks": TasksCommand,
     "recipes": RecipesCommand,
@@ -158,6 +160,8 @@ PATHS = (
 UNBOUNDED = {"max_tokens", "samples", "trials", "windows", "repeats", "warmups", "batch_tokens", "seeds"}
 """Fields that say how much work to do, of which any amount is meant."""
 SLOW = {"compile", "lanes"}
+LEFT_OUT = {("time", "grid"), ("serve", "port")}
+"""A server would run until a signal: all get a port that is none."""
 """Fields whose effect takes long: a compiler runs, or many processes start."""
 GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "out": ("new",),
@@ -332,7 +336,7 @@ class Commands:
         positional = [] if kind == "train --resume" else self._positional(chance, kind, name, flags)
         words: list[str] = []
         for flag in chosen:
-            if not _is_positional(flag) and flag.field not in SLOW and (kind, flag.field) != ("time", "grid"):
+            if not _is_positional(flag) and flag.field not in SLOW and (kind, flag.field) not in LEFT_OUT:
                 words += self._words(chance, flag, bad)
         if kind in ("train", "sweep") and chance.random() < 0.3:
             words += ["--config", chance.choice((*["config.json"] * 60, *PATHS))]
@@ -427,6 +431,7 @@ def _caps(kind: str, config: RunConfig) -> list[list[str]]:
         "time": ["--contexts 16", "--batch-tokens 64", "--repeats 1", "--warmups 0"],
         "associativity": ["--windows 2", "--seeds 0"],
         "generate": ["--max-tokens 5"],
+        "serve": ["--port 70000"],
     }
     return [flag.split() for flag in flags.get(kind, [])]
 

@@ -83,7 +83,8 @@ class Check(NamedTuple):
 
     @property
     def verb(self) -> str:
-        return "load" if self.function.endswith(":load_run") else self.arguments[0]
+        others = {"tests.hostile.calls:load_run": "load", "tests.hostile.calls:serve_run": "serve"}
+        return others.get(self.function, self.arguments[0])
 
 
 def _trained(out: str) -> tuple[str, ...]:
@@ -109,6 +110,7 @@ CHECKS = (
     Check("evaluate last", _evaluate("run", "--weights", "last"), ("run/*",)),
     Check("generate", _generate("run"), ("run/*",)),
     Check("load", ("run",), ("run/*",), function="tests.hostile.calls:load_run"),
+    Check("serve", ("run",), ("run/*",), function="tests.hostile.calls:serve_run"),
     Check("associativity", ("associativity", "run", "--windows", "2", "--seeds", "0", "--json"), ("run/*",)),
     Check("resume a finished run", ("train", "--resume", "run", "--json"), ("run/*",), _trained("run")),
     Check("start from a run", ("train", *TRAIN, "--train.init-from", "run", *TWO_STEPS), ("run/*",), _trained("new")),
