@@ -25,6 +25,7 @@ from logdepth.cli.check import CheckCommand
 from logdepth.cli.completion import CompletionCommand
 from logdepth.cli.corpora import CorporaCommand
 from logdepth.cli.evaluate import EvaluateCommand
+from logdepth.cli.export import ExportCommand
 from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.prepare import PrepareCommand
 from logdepth.cli.recipes import RecipesCommand
@@ -58,6 +59,7 @@ COMMANDS: dict[str, type] = {
     "time": TimeCommand,
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
+    "export": ExportCommand,
     "corpora": CorporaCommand,
     "tasks": TasksCommand,
     "recipes": RecipesCommand,
