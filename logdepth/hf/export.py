@@ -1,7 +1,9 @@
 """A run as a folder for Hugging Face, and back. Weights stay the same, bit by bit."""
 
 import dataclasses
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers.utils import logging
 from logdepth.atomic import new_folder, read_json, write_json, write_text
 from logdepth.config import from_dict, to_dict
 from logdepth.data import CORPORA, Prepared, Tokenizer
+from logdepth.data.locate import refuse_unprintable
 from logdepth.errors import UserError
 from logdepth.hf.configuration import LogDepthConfig
 from logdepth.hf.model_card import model_card
@@ -21,6 +24,8 @@ from logdepth.hf.remote_code import AUTO_MAP, FILE, remote_code
 from logdepth.hf.tokenizer import fast_tokenizer
 from logdepth.models import LM
 from logdepth.runs import RunConfig, RunFolder, Weights
+from logdepth.runs.folder import RESTORE
+from logdepth.runs.tensors import VALUES, read_record
 
 TOKENIZER = "tokenizer.model"
 TIED_HEAD = "model.head.weight"
@@ -48,6 +53,7 @@ def export_run(run: Path, folder: Path, weights: Weights = "best") -> None:
             "config": to_dict(_without_paths(loaded.config)),
             "store": source.store_key(),
             "weights": weights,
+            "values": read_record(source.weights(weights), RESTORE).get(VALUES),
             "step": loaded.step,
         },
         **tokens,
@@ -83,14 +89,16 @@ def import_run(folder: Path, run: Path) -> None:
         raise UserError(f"{file} does not say from which run it is; give a folder that `logdepth export` wrote")
     config = from_dict(RunConfig, record["config"], f"{file}: run.config")
     tokenizer = Tokenizer.load(folder / TOKENIZER, remedy="copy it from the folder that was exported")
-    model = _quietly(LogDepthForCausalLM.from_pretrained, folder, local_files_only=True)
+    model = _loaded(folder)
     if to_dict(config)["model"] != model.config.model or model.config.vocab_size != tokenizer.vocab_size:
         raise UserError(f"{file}: the model is not that of the run any more; a run needs the same model and vocabulary")
-    prepared = Prepared(record["store"], folder, tokenizer, {}, [], None)
+    prepared = Prepared(str(record["store"]), folder, tokenizer, {}, [], None)
     with new_folder(run) as partial:
         written = RunFolder(partial)
         written.create(config, prepared, torch.device("cpu"))
-        written.save_weights("best", _library_weights(model), record["step"])
+        values = written.save_weights("best", _library_weights(model), int(record["step"]))
+    if values != record.get("values"):
+        print(f"the weights in {folder} are not those that were exported: they were trained further", file=sys.stderr)
 
 
 def _wrapped(config: LogDepthConfig, model: LM) -> LogDepthForCausalLM:
@@ -102,6 +110,18 @@ def _wrapped(config: LogDepthConfig, model: LM) -> LogDepthForCausalLM:
     wrapped.model.load_state_dict(weights)
     wrapped.eval()
     return wrapped
+
+
+def _loaded(folder: Path) -> LogDepthForCausalLM:
+    """The model in a folder; an error of one line where it cannot be loaded."""
+    try:
+        model: LogDepthForCausalLM = _quietly(LogDepthForCausalLM.from_pretrained, folder, local_files_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds, by the part of transformers or safetensors that finds it
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{folder} cannot be loaded ({reason}); restore it from a copy") from None
+    return model
 
 
 def _library_weights(model: LogDepthForCausalLM) -> dict[str, Tensor]:
@@ -118,7 +138,8 @@ def _without_paths(config: RunConfig) -> RunConfig:
 
 
 def _refuse_existing(folder: Path) -> None:
-    if folder.exists():
+    refuse_unprintable(folder, "choose another folder")  # safetensors writes no such file
+    if os.path.lexists(folder):
         raise UserError(f"{folder} exists already; choose another folder")
 
 

@@ -25,6 +25,7 @@ from logdepth.cli.check import CheckCommand
 from logdepth.cli.completion import CompletionCommand
 from logdepth.cli.corpora import CorporaCommand
 from logdepth.cli.evaluate import EvaluateCommand
+from logdepth.cli.export import ExportCommand
 from logdepth.cli.generate import GenerateCommand
 from logdepth.cli.prepare import PrepareCommand
 from logdepth.cli.recipes import RecipesCommand
@@ -59,6 +60,7 @@ COMMANDS: dict[str, type] = {
     "time": TimeCommand,
     "associativity": AssociativityCommand,
     "generate": GenerateCommand,
+    "export": ExportCommand,
     "serve": ServeCommand,
     "corpora": CorporaCommand,
     "tasks": TasksCommand,

@@ -109,6 +109,7 @@ CHECKS = (
     Check("evaluate valid", _evaluate("run", "--split", "valid"), (f"{STORE}/*",)),
     Check("evaluate last", _evaluate("run", "--weights", "last"), ("run/*",)),
     Check("generate", _generate("run"), ("run/*",)),
+    Check("export", ("export", "run", "new", "--to", "hf"), ("run/*",), ("new/*.safetensors", "new/*.json")),
     Check("load", ("run",), ("run/*",), function="tests.hostile.calls:load_run"),
     Check("serve", ("run",), ("run/*",), function="tests.hostile.calls:serve_run"),
     Check("associativity", ("associativity", "run", "--windows", "2", "--seeds", "0", "--json"), ("run/*",)),

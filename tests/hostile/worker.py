@@ -32,6 +32,7 @@ PRELOADED = (
     "logdepth.reproduce",
     "logdepth.report",
     "logdepth.trained",
+    "logdepth.hf.export",
     "matplotlib.backends.backend_svg",
     "matplotlib.backends.backend_agg",
     "jinja2",
