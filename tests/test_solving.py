@@ -396,10 +396,22 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     config.write_text(json.dumps(seal(other)))
     with pytest.raises(UserError, match=r"does not fit .* \(it belongs to another config.json\); remove"):
         SolverTrainer(run_config(), tmp_path)
+    for damaged, reason in (
+        ("5", "is damaged: it holds no fields"),
+        ("[]", "is damaged"),
+        ("{", "is not readable JSON"),
+    ):
+        config.write_text(damaged)
+        with pytest.raises(UserError, match=rf"config.json {reason}.*; remove this folder to train the run again$"):
+            SolverTrainer(run_config(), tmp_path)
     config.write_text(text)
     data[-5] ^= 4
     checkpoint.write_bytes(data)
     with pytest.raises(UserError, match=r"checkpoint.safetensors does not match its checksum"):
+        SolverTrainer(run_config(), tmp_path)
+    checkpoint.unlink()
+    checkpoint.mkdir()
+    with pytest.raises(UserError, match=r"checkpoint.safetensors is not a file; remove this folder"):
         SolverTrainer(run_config(), tmp_path)
 
 
@@ -493,7 +505,7 @@ def test_edited_result_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds the result of s5-grc-1; give it that name"):
         read_task_result(other)
     other.write_text("[1]")
-    with pytest.raises(UserError, match="is not a result file of a task"):
+    with pytest.raises(UserError, match="is damaged: it holds no fields; remove it and run"):
         read_task_result(other)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from logdepth.checksums import seal
 from logdepth.cli import main
 from logdepth.errors import UserError
 from logdepth.report.published import PUBLISHED, published_table
@@ -170,6 +172,16 @@ def test_a_budget_stops_with_exit_code_3(quick: list[str], tmp_path: Path, capsy
         "failed": [],
         "report": None,
     }
+
+
+def test_processes_that_are_stopped_at_once_have_not_failed(
+    quick: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They still import, and have nothing to save."""
+    assert main(["reproduce", *GROUPS, "--models", "grc", "rope", *quick, "--lanes", "2", "--budget", "0.002"]) == 3
+    said = capfd.readouterr().err
+    assert "not trained" not in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("lanes", ["1", "2"])
@@ -332,6 +344,39 @@ def test_a_lane_without_enough_memory_says_so(
     said = capfd.readouterr().err
     assert "not trained: s3-grc-0: not enough memory (allocate 8.00 TiB); choose smaller sizes" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "s4-grc-0.json",
+            "{",
+            "is not readable JSON .*; remove it and run the `logdepth reproduce` command that made it",
+        ),
+        ("s4-grc-0.json", "5", "is damaged: it holds no fields; remove it and run"),
+        ("ptb-ar-grc-0.json", json.dumps(seal({"schema": "x"})), "is not a result file of a task; move it to another"),
+    ],
+)
+def test_odd_results_are_found_before_the_work_begins(
+    name: str, content: str, says: str, quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report at the end would be refused."""
+    results = tmp_path / "study" / "results"
+    results.mkdir(parents=True)
+    (results / name).write_text(content)
+    assert re.search(rf"results/{name} {says}", refused(capsys, "reproduce", *GROUPS, "--models", "grc", *quick))
+    assert re.search(rf"results/{name} .*; (remove|move) it", refused(capsys, "report", str(tmp_path / "study")))
+    assert [file.name for file in (tmp_path / "study").iterdir()] == ["results"]
+
+
+def test_a_study_that_cannot_be_written_is_refused_before_the_work_begins(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "results").write_text("mine")
+    line = refused(capsys, "reproduce", *GROUPS, "--models", "grc", *quick)
+    assert re.search("cannot write .*/study/results: .* is a file; choose another --out", line)
 
 
 def test_tables_have_medians_and_all_seeds(tmp_path: Path) -> None:

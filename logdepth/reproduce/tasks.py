@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from logdepth.models import num_parameters
 from logdepth.models.encoder import EncoderConfig
 from logdepth.progress import Progress
 from logdepth.recipes import changes_in
-from logdepth.reproduce.work import StudyOutcome
+from logdepth.reproduce.work import StudyOutcome, refuse_unwritable
 from logdepth.runs.environment import environment, typed_command
 from logdepth.solving import (
     SOLVERS,
@@ -39,6 +40,7 @@ from logdepth.solving import (
     percent,
     read_checkpoint,
     read_task_result,
+    read_task_results,
     refuse_change,
     refuse_odd_solver,
     solver_kind,
@@ -226,6 +228,8 @@ def run_task_study(
         raise UserError(f"--lanes must be at least 1; got {lanes}")
     refuse_unprintable(out, "choose another --out")
     work = [_Run(solver, config, out, tuple(_tests(config.task, longest))) for solver, config in runs]
+    refuse_unwritable(out)
+    read_task_results(out / "results")  # also those of other runs, which the report will show
     missing = [one for one in work if not one.is_complete()]
     for config in {(one.solver, one.config.task): one.config for one in missing}.values():
         refuse_odd_solver(config)
@@ -335,7 +339,9 @@ class _Lanes(_Here):
     def _start(self, number: int) -> None:
         arguments = (self.missing[number], number, self.shares, os.getpid())
         process = self.context.Process(target=_work, args=arguments)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())  # a child that imports could not save
+        # A child that still imports has nothing to save, so SIGTERM ends it. An interrupt would show its traceback.
+        resource_tracker.ensure_running()  # its first start would unblock signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.processes[number] = process
@@ -353,7 +359,7 @@ class _Lanes(_Here):
             elif process.exitcode == FAILED and reason.is_file():
                 self.failed.append(f"{run.name}: {reason.read_text(encoding='utf-8')}")
                 reason.unlink()
-            elif process.exitcode != STOPPED:
+            elif process.exitcode != STOPPED and not (self.must_stop() and -(process.exitcode or 0) in stop_signals()):
                 self.failed.append(f"{run.name}: its process ended with code {process.exitcode}; run it again")
 
 

@@ -123,7 +123,7 @@ class _Work:
 
     def prepare(self) -> None:
         """Check everything that can be checked before training starts."""
-        _refuse_unwritable(self.out)
+        refuse_unwritable(self.out)
         results = self.out / "results"
         done = {f"{run.recipe}-{run.config.seed}.json": run for run in read_results(results).runs}
         self.missing = [(row, config) for row, config in self.study.runs() if not self._is_done(row, config)]
@@ -406,7 +406,7 @@ def _joined(timed: TimingResult, more: TimingResult) -> TimingResult:
     return replace(more, models=tuple(models))
 
 
-def _refuse_unwritable(out: Path) -> None:
+def refuse_unwritable(out: Path) -> None:
     """Raise a UserError if results cannot be written, before hours of work are lost."""
     for folder in (out, *(out / name for name in ("runs", "results", "tables", "figures"))):
         with readable_disk_errors(folder):

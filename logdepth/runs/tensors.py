@@ -48,7 +48,7 @@ def load_tensors(
         required: whether a missing checksum is an error. Otherwise, one line says that there is none.
     """
     if not path.is_file():
-        raise UserError(f"{path} does not exist; {remedy}")
+        raise UserError(f"{path} {'is not a file' if path.exists() else 'does not exist'}; {remedy}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {})[RECORD])

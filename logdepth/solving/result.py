@@ -98,14 +98,28 @@ def write_task_result(folder: Path, result: TaskResult) -> Path:
     return path
 
 
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """Read the fields of a JSON file with a checksum. The message of any damage ends with the remedy."""
+    try:
+        saved = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from None
+    if not isinstance(saved, dict):
+        raise UserError(f"{path} is damaged: it holds no fields; {remedy}")
+    try:
+        return unseal(saved, path, remedy, required=True)
+    except RecursionError:
+        raise UserError(f"{path} is damaged (its brackets are nested too deeply); {remedy}") from None
+
+
 def read_task_result(path: Path) -> TaskResult:
     """Read a result file. Raise a UserError if it is damaged, edited or named for another run."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is not a file; move it to another folder")
-    saved = read_json(path)
-    if not isinstance(saved, dict):
-        raise UserError(f"{path} is not a result file of a task; {REMEDY}")
-    result = from_dict(TaskResult, unseal(saved, path, REMEDY, required=True), str(path))
+    saved = read_sealed(path, REMEDY)
+    if "solver" not in saved:
+        raise UserError(f"{path} is not a result file of a task; move it to another folder")
+    result = from_dict(TaskResult, saved, str(path))
     if path.stem != result.name:
         raise UserError(f"{path} holds the result of {result.name}; give it that name")
     return result

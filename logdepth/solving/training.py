@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logdepth.acceleration import kernels_as_asked
-from logdepth.atomic import read_json, write_json
+from logdepth.atomic import write_json
 from logdepth.blocks import Block
 from logdepth.capture import Captured
-from logdepth.checksums import checksum_of, seal, unseal
+from logdepth.checksums import checksum_of, seal
 from logdepth.config import from_dict, to_dict
 from logdepth.errors import UserError
 from logdepth.models import unallocated
@@ -30,6 +30,7 @@ from logdepth.runs import device_named
 from logdepth.runs.tensors import load_tensors, save_tensors
 from logdepth.solving.accuracy import CHECK_SEQUENCES, CHECKS, beyond, measure_case
 from logdepth.solving.config import TaskRunConfig, TaskTrainConfig, refuse_change
+from logdepth.solving.result import read_sealed
 from logdepth.solving.solver import Questions, Solver, build_solver
 from logdepth.tasks import Case, Examples, Task, task_named
 from logdepth.training import ModelOptimizer, repeatable, seed_of_step
@@ -335,7 +336,7 @@ def read_checkpoint(config: TaskRunConfig, folder: Path) -> SavedSolver | None:
         return None
     if not config_file.exists():
         raise UserError(f"{config_file} is missing; {REMEDY}")
-    saved = unseal(read_json(config_file), config_file, REMEDY, required=True)
+    saved = read_sealed(config_file, REMEDY)
     refuse_change(from_dict(TaskRunConfig, saved, str(config_file)), config, str(folder))
     tensors, record = load_tensors(checkpoint, REMEDY, required=True)
     if record.get("config") != checksum_of(saved):
