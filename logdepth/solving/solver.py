@@ -142,8 +142,8 @@ def _layers(*blocks: str, repeats: int) -> Callable[[int], LMConfig]:
 
 MEMORY = "memory:heads=2,chunk=16"
 TWICE = "write-strength=2.0"
-ROPE, ALIBI = "attention:heads=4,qk_norm=true", "attention:heads=4,positions=alibi,qk_norm=true"
-WINDOW = "attention:heads=4,window=64,qk_norm=true"
+ROPE = "attention:heads=4,qk_norm=true,backend=sdpa"  # not FlexAttention, whose compilation takes minutes
+ALIBI, WINDOW = f"{ROPE},positions=alibi", f"{ROPE},window=64"
 SCAN = "scan:conv=0,gate=false"
 NOISY_SCAN = f"{SCAN},merge_dropout=0.05"
 """Noise in every merge keeps states apart, so that errors do not grow with the number of merges."""
