@@ -100,11 +100,12 @@ def serve_run(run: str) -> int:
         await asking
 
     Server.serve_on = serve_once  # type: ignore[method-assign]
-    sys.argv = ["logdepth", "serve", run, "--port", "0", "--device", "cpu"]
+    # The address differs each time.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
-        code = main()
+        code = main(["serve", run, "--port", "0", "--device", "cpu"])
     sys.stderr.write("".join(line for line in errors.getvalue().splitlines(True) if not line.startswith("SIGTERM")))
-    print(json.dumps(said))
+    if not code:
+        print(json.dumps(said))
     return code
 
 

@@ -162,9 +162,9 @@ PATHS = (
 UNBOUNDED = {"max_tokens", "samples", "trials", "windows", "repeats", "warmups", "batch_tokens", "seeds"}
 """Fields that say how much work to do, of which any amount is meant."""
 SLOW = {"compile", "lanes"}
-LEFT_OUT = {("time", "grid"), ("serve", "port")}
-"""A server would run until a signal: all get a port that is none."""
 """Fields whose effect takes long: a compiler runs, or many processes start."""
+LEFT_OUT = {("time", "grid"), ("serve", "port")}
+"""Fields of a verb that are not drawn. A server would run until a signal: `_caps` gives all a port that is none."""
 GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "out": ("new",),
     "config": ("config.json", "overrides/everyone.json", "sweep/best.json", "run/config.json", "broken.json"),
