@@ -21,6 +21,8 @@ if not torch.cuda.is_available():
     with contextlib.suppress(ImportError):
         round_as_a_gpu()
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client, which would retry for half a minute
+
 # A job that a script started in the background, or under nohup, ignores these signals, and so would its processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -331,7 +331,7 @@ def test_depth_one_has_no_residual_and_deeper_layers_do() -> None:
         (lambda: LM(VOCAB, dim=12, blocks=("attention:heads=4",)), "RoPE needs heads of an even width; dim 12 has 4"),
         (lambda: LM(VOCAB, dim=12, blocks=("scan:heads=5",)), "a state of width 12 does not divide into 5 heads"),
         (lambda: AttentionConfig(window=0), "heads and window must be at least 1; got 8 and 0"),
-        (lambda: MLPConfig(multiple=0.0), "multiple must be above 0; got 0.0"),
+        (lambda: MLPConfig(multiple=0.0), "multiple must be above 0 and at most 1,000,000; got 0.0"),
         (lambda: ScanConfig(operator="lstm"), r"operator 'lstm' is unknown; choose from .*grc, mlp-ldru"),
         (lambda: ScanConfig(conv=-1), "conv at least 0"),
     ],

@@ -234,7 +234,7 @@ def test_a_run_that_needs_too_much_memory_does_not_stop_the_others(
     monkeypatch.setattr(SolverTrainer, "run", run)
     assert main(["reproduce", *GROUPS, "--models", "rope", "grc", *quick]) == 3
     said = capsys.readouterr()
-    assert "not trained: s3-rope-0: CUDA out of memory. Tried to allocate 9 GiB" in said.err
+    assert "not trained: s3-rope-0: not enough memory (allocate 9 GiB); choose smaller sizes" in said.err
     assert [one.name for one in read_task_results(tmp_path / "study" / "results")] == ["s3-grc-0"]
 
 

@@ -1,5 +1,6 @@
 """Find a corpus: local files first, then the Hugging Face hub, else an error that says which file to put where."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,7 @@ def hub_rows(name: str, config: str | None, split: str, missing: str) -> Iterato
         import datasets
     except ImportError:
         raise UserError(f"{missing}, or `pip install '.[hub]'` to fetch {name} from the hub") from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # the error below says in one line what failed
     try:
         rows = datasets.load_dataset(name, config, split=split, streaming=True)
         yield from rows
