@@ -260,7 +260,8 @@ class LogDepthLM(TemplateLM):
                 features = self.model.features(tokens, lengths=lengths)
             else:
                 features, state = self.model.continued(tokens, state, lengths)
-            logits = self.model.logits(features).float()
+            logits = self.model.logits(features)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             expected = self._padded([one[columns] for one in targets], IGNORED)
             losses = F.cross_entropy(logits.flatten(0, 1), expected.flatten(), ignore_index=IGNORED, reduction="none")
             nats += losses.view_as(expected).double().sum(1)

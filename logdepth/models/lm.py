@@ -162,7 +162,7 @@ class LM(LanguageModel):
     def features_loss(self, features: Tensor, targets: Tokens) -> Tensor:
         """Mean cross-entropy of the next tokens, in nats, from what the head reads."""
         if not self.head_is_a_matrix:
-            return F.cross_entropy(self.logits(features).float().flatten(0, -2), targets.flatten())
+            return F.cross_entropy(self._exact_logits(features), targets.flatten())
         return linear_cross_entropy(features.flatten(0, -2), self.head_weight, targets.flatten())
 
     def token_losses(
@@ -173,8 +173,8 @@ class LM(LanguageModel):
         else:
             features, after = self.continued(tokens, state)
         if not self.head_is_a_matrix:
-            logits = self.logits(features).float().flatten(0, -2)
-            return F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape), after
+            losses = F.cross_entropy(self._exact_logits(features), targets.flatten(), reduction="none")
+            return losses.view(targets.shape), after
         losses = losses_of_tokens(features.flatten(0, -2), self.head_weight, targets.flatten())
         return losses.view(targets.shape), after
 
@@ -234,6 +234,11 @@ class LM(LanguageModel):
     def head_weight(self) -> Tensor:
         """`[vocab_size, dim]`."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+    def _exact_logits(self, features: Tensor) -> Tensor:
+        """All logits, `[rows, vocab_size]`, in float32 at least."""
+        logits = self.logits(features).flatten(0, -2)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     @contextmanager
     def frozen_weights(self, table: FrozenTable | None = None) -> Iterator[None]:

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from logdepth.ops.dispatch import outside_compiled_graphs
+
 Precision = Literal["auto", "float32", "bfloat16"]
 DotPrecision = Literal["tf32", "tf32x3"]
 """How kernels multiply float32: rounded to 10 bits of mantissa, or as three such products, nearly exactly."""
@@ -30,6 +32,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+@outside_compiled_graphs
 def dot_precision(x: Tensor | None = None) -> DotPrecision:
     """How kernels multiply float32 on tensor cores: rounded where torch is set to round its own products.
 
