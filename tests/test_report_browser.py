@@ -1,7 +1,5 @@
 """The report in a real browser: it renders, says nothing on the console, fits a phone, and asks for nothing."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,31 +8,16 @@ import pytest
 
 from logdepth.report import write_report
 from logdepth.results import write_result
+from tests.browser import brightness, opened_browser
 from tests.tiny_study import made_up_run, made_up_times
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 ROWS = ("ar-grc", "ar-mlp-ldru", "transformer-alibi", "transformer-sinusoidal")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if "LOGDEPTH_CI" in os.environ:
-            pytest.fail("CI must have Chromium")
-        pytest.skip("there is no Chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +50,7 @@ def test_it_renders(browser: Any, report: Path, scheme: str, width: int) -> None
         assert box["width"] > 250
         assert box["height"] > 120
     ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
-    assert (_brightness(ink) > _brightness(paper)) == (scheme == "dark")
+    assert (brightness(ink) > brightness(paper)) == (scheme == "dark")
     label = "document.querySelector('figure svg [id$=\"-text_1\"] g')"
     assert page.evaluate(f"getComputedStyle({label}).fill") == ink, "labels of figures are in the colour of the text"
     assert page.locator("#table-perplexity tbody tr").count() == len(ROWS)
@@ -84,8 +67,3 @@ def test_ids_are_each_there_once(browser: Any, report: Path) -> None:
     )
     assert page.evaluate(doubled) == []
     page.close()
-
-
-def _brightness(colour: str) -> int:
-    """Of `rgb(1, 2, 3)`."""
-    return sum(int(part) for part in colour[4:-1].split(","))

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from logdepth.data import Tokenizer, prepare
 from logdepth.decoding import SamplingConfig
@@ -317,3 +319,59 @@ def test_many_connections_at_once(running: Running) -> None:
         for connection in connections:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert all(connection.recv(100).startswith(b"HTTP/1.1 200") for connection in connections)
+
+
+def read(running: Running, prompt: object, **body: object) -> list[dict[str, Any]]:
+    answer = running.post("/v1/read", prompt=prompt, **body)
+    chunks: list[dict[str, Any]] = answer["chunks"]
+    assert answer["total"] == sum(len(chunk["tokens"]) for chunk in chunks) + chunks[0]["start"]
+    return chunks
+
+
+def test_a_text_is_read_token_by_token(running: Running, model: LM, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(PROMPT)
+    chunks = read(running, PROMPT, alternatives=2, weights=True)
+    assert [chunk["start"] for chunk in chunks] == list(range(0, len(tokens), 8))
+    assert [token for chunk in chunks for token in chunk["tokens"]] == tokens
+    assert "".join(text for chunk in chunks for text in chunk["texts"]) == PROMPT
+    nats = [value for chunk in chunks for value in chunk["nats"]]
+    with torch.no_grad():
+        logs = model(torch.tensor([tokens]))[0].log_softmax(dim=-1)
+    assert nats[0] is None
+    assert nats[1:] == pytest.approx([-float(logs[place - 1, tokens[place]]) for place in range(1, len(tokens))])
+    best = [one for chunk in chunks for one in chunk["alternatives"]]
+    assert all(len(one) == 2 and one[0][1] >= one[1][1] for one in best[1:])
+    # Two tokens to a chunk of this memory: token i reads the blocks of the binary form of i // 2.
+    weights = [one for chunk in chunks for one in chunk["weights"][0]]
+    assert [len(one) for one in weights] == [(place // 2).bit_count() for place in range(len(tokens))]
+    sizes = [chunk["state_bytes"] for chunk in chunks]
+    anatomy = running.service.anatomy
+    assert sizes == [anatomy.state_bytes(min(start + 8, len(tokens))) for start in range(0, len(tokens), 8)]
+    facts = running.client.get("/v1/models").json()["data"][0]["logdepth"]
+    assert facts["trees"] == [
+        {"kind": "memory", "chunk": 2, "weighted": True, "blocks": [0], "block_bytes": 2 * 6 * (6 + 6) * 8}
+    ]
+    assert facts["max_length"] == running.service.config.max_length
+    with running.client.stream("POST", "/v1/read", json={"prompt": PROMPT, "stream": True}) as response:
+        streamed = list(events(response))
+    assert [chunk["tokens"] for chunk in streamed] == [chunk["tokens"] for chunk in chunks]
+    assert streamed[-1]["seconds"] >= streamed[0]["seconds"] > 0
+    assert streamed[0]["weights"] == []
+
+
+def test_what_is_known_of_a_text_is_not_read_again(running: Running, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(PROMPT)
+    whole = read(running, tokens)
+    (chunk,) = read(running, [*tokens[:19], 5, 6], known=tokens)
+    assert chunk["start"] == 16
+    (expected,) = [one for one in read(running, [*tokens[:19], 5, 6]) if one["start"] == 16]
+    for name in ("tokens", "texts", "alternatives", "weights", "state_bytes"):
+        assert chunk[name] == expected[name]
+    assert chunk["nats"] == pytest.approx(expected["nats"])
+    assert read(running, tokens, known=[9, 9])[0]["start"] == 0
+    (nothing,) = read(running, tokens[:16], known=tokens)
+    assert (nothing["start"], nothing["tokens"]) == (16, [])
+    assert len(whole) == 3
+    assert running.error(400, "/v1/read", json={"prompt": ["a"]})["param"] == "prompt"
+    assert running.error(400, "/v1/read", json={"prompt": "a", "alternatives": 21})["param"] == "alternatives"
+    assert running.error(404, "/v1/read", json={"prompt": "a", "model": "x"})["code"] == "model_not_found"

@@ -18,10 +18,14 @@ ALIGNMENT = 64
 """Each copy starts at a multiple of this many elements."""
 
 
+def rounds_products(precision: Precision, device: torch.device) -> bool:
+    """Whether products are computed in 16 bits."""
+    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+
+
 def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
     """The autocast context for a precision."""
-    low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=low)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=rounds_products(precision, device))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

@@ -37,12 +37,14 @@ def guarded_app(service: Service, keys: Sequence[str] = ()) -> Guard:
 
     # The pages of documentation would load scripts from elsewhere.
     app = FastAPI(title="logdepth serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.get("/", include_in_schema=False)(service.playground)
     app.get("/health")(service.health)
     app.get("/metrics")(service.metrics_page)
     app.get("/v1/models")(service.models)
     app.get("/v1/models/{name:path}")(service.model)
     app.post("/v1/completions")(service.completions)
     app.post("/v1/chat/completions")(service.chat)
+    app.post("/v1/read")(service.read)
     app.post("/v1/states")(service.save_state)
     app.get("/v1/states")(service.list_states)
     app.get("/v1/states/{name}")(service.state)

@@ -29,7 +29,8 @@ from logdepth.decoding.sampling import likeliest
 from logdepth.decoding.slots import bytes_per_slot, num_slots
 from logdepth.models import LM, LMState
 from logdepth.ops import FrozenTable
-from logdepth.ops.precision import Precision, arithmetic
+from logdepth.ops.precision import Precision, arithmetic, rounds_products
+from logdepth.serve.anatomy import recorded_slopes
 from logdepth.serve.jobs import Event, Failed, Job, PromptRead, Scored, TextAdded
 from logdepth.serve.snapshots import Prefix, PrefixCache, Snapshot
 
@@ -201,6 +202,11 @@ class Engine:
         return not (self._waiting or self._busy)
 
     @property
+    def low(self) -> bool:
+        """Whether products are computed in 16 bits."""
+        return rounds_products(self._precision, self.device)
+
+    @property
     def num_texts(self) -> int:
         """Texts that are growing."""
         return len(self._slots.members)
@@ -298,9 +304,11 @@ class Engine:
     def _begun(self, job: Job) -> _Reading:
         prefix = Prefix(job.tokens, self.stretch)
         found = job.start
-        if job.prompt_alternatives is None:
-            cached = self.cache.find(prefix)
-            if cached is not None and (found is None or cached.length > found.length):
+        scores = job.prompt_alternatives is not None
+        if not scores or job.known:
+            cached = self.cache.find(Prefix(prefix.tokens[: job.known], self.stretch) if scores else prefix)
+            longer = cached is not None and (found is None or cached.length > found.length)
+            if cached is not None and longer and not (scores and cached.features is None):
                 found = cached
         reading = _Reading(job, prefix, 0, 0, None, None, None, None)
         if found is not None:
@@ -318,14 +326,17 @@ class Engine:
         events: list[Event] = [_prompt_read(one) for one in self._reading if one.is_read]  # by an earlier job
         chosen = self._stretches()
         if chosen:
-            features = self._read_stretches(chosen)
-            for (reading, count), some in zip(chosen, features, strict=True):
+            with recorded_slopes(self.model, any(reading.job.slopes for reading, _ in chosen)) as slopes:
+                features = self._read_stretches(chosen)
+            places = itertools.accumulate((count for _, count in chosen), initial=0)
+            for place, (reading, count), some in zip(places, chosen, features, strict=False):
                 scored = self._scored(reading, count, some)
                 reading.num_read += count
                 reading.features = some[-1:].clone()
                 self._keep(reading)
                 if scored or reading.is_read:
-                    events.append(_prompt_read(reading, scored))
+                    own = tuple(one[place : place + count] for one in slopes) if reading.job.slopes else ()
+                    events.append(_prompt_read(reading, scored, own))
         read = [one for one in self._reading if one.is_read]
         self._reading = deque(one for one in self._reading if not one.is_read)
         # Those that had a turn and need another wait until all have had one.
@@ -486,9 +497,10 @@ def _num_texts(job: Job) -> int:
     return 0 if job.sampling is None else job.count
 
 
-def _prompt_read(reading: _Reading, scored: tuple[Scored, ...] = ()) -> PromptRead:
+def _prompt_read(reading: _Reading, scored: tuple[Scored, ...] = (), slopes: tuple[Tensor, ...] = ()) -> PromptRead:
     snapshot = reading.snapshot if reading.is_read and reading.job.keep else None
-    return PromptRead(reading.job, scored, reading.num_read, reading.num_cached, snapshot)
+    state_bytes = 0 if reading.state is None else reading.state.nbytes
+    return PromptRead(reading.job, scored, reading.num_read, reading.num_cached, state_bytes, snapshot, slopes)
 
 
 def _scored_choice(token: int, text: str, logits: Tensor, count: int) -> Scored:

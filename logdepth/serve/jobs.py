@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from logdepth.decoding import Ending, SamplingConfig
 from logdepth.serve.snapshots import Snapshot
@@ -26,7 +27,12 @@ class Job:
     alternatives: int | None = None
     """For each chosen token, give its log-probability and those of so many likeliest tokens; None: give neither."""
     prompt_alternatives: int | None = None
-    """The same for each token of the prompt that `start` has not read. The prompt is then read without the cache."""
+    """The same for each token of the prompt that `start` has not read. The prompt is then read without the cache, but
+    for its first `known` tokens."""
+    known: int = 0
+    """First tokens of the prompt whose probabilities are not needed."""
+    slopes: bool = False
+    """Whether to give the slopes of the level weights of keyed memories, at each token that is scored."""
     keep: bool = False
     """Whether the state after the prompt is given back."""
 
@@ -58,8 +64,12 @@ class PromptRead(NamedTuple):
     """Tokens of the prompt that have been read so far."""
     num_cached: int
     """How many of them were taken from an earlier state."""
+    state_bytes: int
+    """Bytes of the state after them."""
     snapshot: Snapshot | None
     """The state after the whole prompt, if the job asked for it."""
+    slopes: tuple[Tensor, ...] = ()
+    """For each memory that is read by levels, `[tokens, heads, 2]`, if the job asked for them."""
 
 
 class TextAdded(NamedTuple):

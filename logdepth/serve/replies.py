@@ -25,7 +25,8 @@ class TokenNames:
     def name(self, token: int) -> str:
         """The token's own text, or bytes:\\xe2 for a part of a character."""
         if self._processor.is_byte(token):
-            return f"bytes:\\x{self.encoded(token).hex()}"
+            encoded = self.encoded(token)
+            return encoded.decode() if encoded.isascii() else f"bytes:\\x{encoded.hex()}"
         piece: str = self._processor.id_to_piece(token)
         return piece.replace("\u2581", " ")
 
@@ -194,6 +195,7 @@ class CompletionReply(Reply):
             "token_logprobs": [one.log_probability for one in scored],
             "top_logprobs": [self._best(one) for one in scored] if self.alternatives else None,
             "text_offset": [begin for begin, _ in zip(ends, scored, strict=False)],
+            "token_ids": [one.token for one in scored],  # not in OpenAI's API
         }
 
     def _best(self, one: Scored) -> dict[str, float] | None:

@@ -170,6 +170,21 @@ class StateRequest(Strict):
         return self
 
 
+class ReadRequest(Strict):
+    """`POST /v1/read`: a text as the model reads it, token by token."""
+
+    prompt: str | Tokens = ""
+    model: str | None = None
+    known: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(fail_fast=True)] | None = None
+    """Tokens of an earlier answer. What they have in common with the prompt at its beginning is left out where a state
+    after it is kept."""
+    alternatives: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] = 0
+    """For each token, give so many likely ones."""
+    weights: bool = False
+    """Whether to give the weights of the blocks that each token reads."""
+    stream: bool | None = None
+
+
 class ForkRequest(Strict):
     """`POST /v1/states/{id}/fork`: another state with the same tokens, or the first of them."""
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from logdepth.data import Tokenizer
 from logdepth.decoding import SamplingConfig
 from logdepth.errors import UserError
 from logdepth.generate import prompt_tokens
+from logdepth.serve.anatomy import anatomy_of, weighted_memories, weights_read
 from logdepth.serve.chat import STOPS, chat_prompt
 from logdepth.serve.config import ServeConfig
 from logdepth.serve.delivery import Delivery
@@ -25,12 +27,16 @@ from logdepth.serve.engine import Engine
 from logdepth.serve.jobs import Event, Failed, Job, PromptRead, TextAdded
 from logdepth.serve.metrics import Metrics
 from logdepth.serve.replies import ChatReply, CompletionReply, Reply, TokenNames
-from logdepth.serve.requests import ChatRequest, CompletionRequest, ForkRequest, Sampling, StateRequest
+from logdepth.serve.requests import ChatRequest, CompletionRequest, ForkRequest, ReadRequest, Sampling, StateRequest
 from logdepth.serve.responses import ApiError, EventStream, Write, as_event, json_response
 from logdepth.serve.saved_states import SavedState, SavedStates
 
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256
 """Maximum number of tokens of a text where the client does not say."""
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+"""What the playground may load: itself, and answers of this server."""
 SHORT_TEXT = 2_000
 """Characters that are encoded at once; the event loop must not wait for longer texts."""
 
@@ -52,6 +58,7 @@ class Service:
         self.delivery = Delivery(engine)
         self.states = SavedStates(config.max_states, config.saved_bytes)
         self.created = int(time.time())
+        self.anatomy = anatomy_of(engine.model, low=engine.low)
         self.is_draining: Callable[[], bool] = lambda: False
         self._num_texts = 0
 
@@ -133,6 +140,75 @@ class Service:
         job = Job(tokens=tokens, start=None if saved is None else saved.snapshot, keep=True)
         return await self._saved(job, request)
 
+    async def read(self, body: ReadRequest) -> Response:
+        """`POST /v1/read`."""
+        if body.model is not None:
+            self._check_model(body.model)
+        (tokens,) = await self._prompts(body.prompt, None)
+        known = np.array((body.known or [])[: len(tokens)], dtype=np.int64)
+        differing = np.flatnonzero(known != tokens[: len(known)])
+        job = Job(
+            tokens=tokens,
+            prompt_alternatives=body.alternatives,
+            known=int(differing[0]) if differing.size else len(known),
+            slopes=body.weights,
+        )
+        self._check_length([job])
+        release = self._reserved([job])
+        if body.stream:
+
+            async def stream(write: Write) -> None:
+                try:
+                    await self._read(job, lambda chunk: write(as_event(chunk)))
+                    await write(b"data: [DONE]\n\n")
+                except ApiError as error:
+                    await write(as_event(error.body()))
+
+            return EventStream(stream, release)
+        chunks: list[dict[str, Any]] = []
+
+        async def keep(chunk: dict[str, Any]) -> None:
+            chunks.append(chunk)
+
+        try:
+            await self._read(job, keep)
+        finally:
+            release()
+        whole = {"object": "read", "model": self.name, "total": len(tokens), "chunks": chunks}
+        return json_response(whole)
+
+    async def _read(self, job: Job, on_chunk: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        """Have a prompt read; each stretch of it is a chunk."""
+        begun, at = time.monotonic(), None
+        memories = weighted_memories(self.engine.model)
+        async with self._in_time(), self.delivery.opened([job]) as channel:
+            while events := await channel.next():
+                for event in events:
+                    read = _succeeded(event)
+                    assert isinstance(read, PromptRead)
+                    first = read.num_read - len(read.scored)
+                    weights = [
+                        weights_read(layer, slopes, first) for layer, slopes in zip(memories, read.slopes, strict=False)
+                    ]
+                    at = time.monotonic()
+                    await on_chunk(
+                        {
+                            "object": "read.chunk",
+                            "total": len(job.tokens),
+                            "start": first,
+                            "seconds": round(at - begun, 6),
+                            "state_bytes": read.state_bytes,
+                            "tokens": [one.token for one in read.scored],
+                            "texts": [one.text for one in read.scored],
+                            "nats": [one.log_probability and -one.log_probability for one in read.scored],
+                            "alternatives": [
+                                [[self.names.name(token), value] for token, value in one.alternatives]
+                                for one in read.scored
+                            ],
+                            "weights": weights,
+                        }
+                    )
+
     async def list_states(self, request: Request) -> Response:
         """`GET /v1/states`."""
         found = [one.body(self.name) for one in self.states.all(_owner(request))]
@@ -159,8 +235,15 @@ class Service:
         self.states.delete(_owner(request), name)
         return json_response({"id": name, "object": "state", "deleted": True})
 
+    async def playground(self) -> Response:
+        """`GET /`: a page for browsers, which asks nobody but this server."""
+        page = resources.files("logdepth.serve").joinpath("playground.html").read_text(encoding="utf-8")
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
+
     def _model(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "logdepth"}
+        facts = {"max_length": self.config.max_length, "vocab_size": self.tokenizer.vocab_size}
+        model = {"id": self.name, "object": "model", "created": self.created, "owned_by": "logdepth"}
+        return model | {"logdepth": facts | self.anatomy.body()}
 
     def _check_model(self, name: str) -> None:
         if name != self.name:
