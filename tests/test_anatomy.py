@@ -50,8 +50,8 @@ def test_weights_are_those_with_which_blocks_are_read(name: str, monkeypatch: py
     used: list[float] = []
     original = memory.level_weights
 
-    def recording(level: int, slopes: Tensor, bias: Tensor) -> Tensor:
-        result = original(level, slopes, bias)
+    def recording(level: int, slopes: Tensor, bias: Tensor, summaries: Tensor) -> Tensor:
+        result = original(level, slopes, bias, summaries)
         used.append(float(result.mean()))
         return result
 
@@ -68,6 +68,10 @@ def test_weights_are_those_with_which_blocks_are_read(name: str, monkeypatch: py
         model.step(tokens[:, 21:], state)
     for one, other in zip(weights_read(layer, slopes[0], 21), weights[21:], strict=True):
         assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_memories_that_weigh_blocks_by_content_have_no_weights_of_levels() -> None:
+    assert not weighted_memories(built("memory-summary"))
 
 
 def test_hooks_are_gone_afterwards() -> None:

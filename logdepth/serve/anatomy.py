@@ -113,9 +113,9 @@ def _add_tree(
 
 
 def weighted_memories(model: LM) -> list[MemoryLayer]:
-    """The memories whose blocks are weighed by level, in the order of the model."""
+    """The memories whose blocks are weighed by level only, and not by what they contain, in the order of the model."""
     layers = [block.layer for block in model.blocks if isinstance(block, MemoryBlock)]
-    return [layer for layer in layers if layer.reads_levels]
+    return [layer for layer in layers if layer.reads_levels and not layer.summary]
 
 
 @contextmanager
@@ -149,7 +149,8 @@ def weights_read(layer: MemoryLayer, slopes: Tensor, first: int) -> list[list[fl
     before = [(first + place) // layer.chunk for place in range(len(slopes))]
     levels = range(max(before, default=0).bit_length())
     bias = layer.level_bias.detach().cpu()
-    by_level = [level_weights(level, slopes.transpose(0, 1), bias).mean(dim=(0, 2)).tolist() for level in levels]
+    of_heads, no_summary = slopes.transpose(0, 1)[None], slopes.new_empty(1, 0)
+    by_level = [level_weights(level, of_heads, bias, no_summary).mean(dim=(0, 1, 3)).tolist() for level in levels]
     return [
         [round(by_level[level][place], 4) for level in levels if number >> level & 1]
         for place, number in enumerate(before)
