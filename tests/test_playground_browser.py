@@ -48,6 +48,7 @@ class Page:
 
     def __init__(self, browser: Any, url: str, width: int = 1280, scheme: str = "light") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        self.page.set_default_timeout(120_000)  # where other tests keep all cores busy
         self.said: list[str] = []
         self.asked: set[str] = set()
         self.page.on("console", lambda message: self.said.append(message.text))
