@@ -67,7 +67,9 @@ class Worker:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+            # The hub's client would retry for longer than a command may take.
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"},
         )
 
     def __enter__(self) -> Self:
