@@ -156,7 +156,6 @@ class Passkey(Task):
     filler cannot be memorised. As in the paper, no digit occurs in the filler; the paper states the key twice in its
     needle, we once. Symbols 0 to 9 are the digits, 10 is the key marker, 11 is the question marker, and all others are
     filler.
-    filler.
     """
 
     family: ClassVar[str] = "recall"
