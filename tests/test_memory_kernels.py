@@ -21,7 +21,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "levels": {"heads": 2, "chunk": 16, "write_strength": 2},
     "odd-widths": {"heads": 1, "chunk": 2, "levels": 2, "key_width": 24, "value_width": 7, "conv": 0},
     "fold": {"heads": 2, "chunk": 16, "reading": "fold"},
-    "summary": {"heads": 2, "chunk": 4, "summary": 8, "summary_merge": "grc", "merge_gate": True},
+    "summary": {"heads": 1, "chunk": 16, "summary": 4, "merge_gate": True},
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
