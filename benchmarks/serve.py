@@ -39,7 +39,8 @@ import torch
 from benchmarks import program
 from logdepth.atomic import write_json
 from logdepth.data import CORPORA
-from logdepth.decoding import Continuation, Decoder, SamplingConfig, choose_next
+from logdepth.decoding import Decoder, SamplingConfig
+from logdepth.decoding.continuation import Continuation, choose_next
 from logdepth.errors import UserError
 from logdepth.models import LM
 from logdepth.ops.precision import arithmetic

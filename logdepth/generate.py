@@ -12,7 +12,8 @@ from torch import Tensor
 
 from logdepth.acceleration import kernels_as_asked
 from logdepth.data import Tokenizer
-from logdepth.decoding import Continuation, Decoder, SamplingConfig, choose_next
+from logdepth.decoding import Decoder, SamplingConfig
+from logdepth.decoding.continuation import Continuation, choose_next
 from logdepth.errors import UserError
 from logdepth.models import LM, LanguageModel, ModelState
 from logdepth.ops.precision import Precision, arithmetic

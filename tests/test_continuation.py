@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logdepth.data import DataConfig, Tokenizer, TokenizerConfig, prepare
-from logdepth.decoding import Continuation, SamplingConfig, choose_next
-from logdepth.decoding.continuation import beginning_of_a_stop
+from logdepth.decoding import SamplingConfig
+from logdepth.decoding.continuation import Continuation, beginning_of_a_stop, choose_next
 from tests.tiny_corpus import tiny_data
 
 

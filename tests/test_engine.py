@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from logdepth.data import Tokenizer, prepare
-from logdepth.decoding import Continuation, SamplingConfig
+from logdepth.decoding import SamplingConfig
+from logdepth.decoding.continuation import Continuation
 from logdepth.decoding.slots import bytes_per_slot
 from logdepth.generate import generate
 from logdepth.models import LM

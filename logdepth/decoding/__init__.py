@@ -1,17 +1,10 @@
-"""Decoding: one token at a time for a whole batch, in place and with few launches; and the texts that it makes."""
+"""Decoding: one token at a time for a whole batch, in place and with few launches.
 
-from logdepth.decoding.continuation import Continuation, Detokenizer, Ending, NotFiniteError, choose_next
+Texts are in `continuation.py`, which needs tokenizers; this package does not, so that exported models need none.
+"""
+
 from logdepth.decoding.decoder import Decoder
 from logdepth.decoding.sampling import SamplingConfig
 from logdepth.decoding.slots import Slots
 
-__all__ = [
-    "Continuation",
-    "Decoder",
-    "Detokenizer",
-    "Ending",
-    "NotFiniteError",
-    "SamplingConfig",
-    "Slots",
-    "choose_next",
-]
+__all__ = ["Decoder", "SamplingConfig", "Slots"]

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from logdepth.acceleration import kernels_as_asked
 from logdepth.data import Tokenizer
-from logdepth.decoding import Continuation, Detokenizer, NotFiniteError, Slots, choose_next
+from logdepth.decoding import Slots
+from logdepth.decoding.continuation import Continuation, Detokenizer, NotFiniteError, choose_next
 from logdepth.decoding.sampling import likeliest
 from logdepth.decoding.slots import bytes_per_slot, num_slots
 from logdepth.models import LM, LMState

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from logdepth.decoding import Ending, SamplingConfig
+from logdepth.decoding import SamplingConfig
+from logdepth.decoding.continuation import Ending
 from logdepth.serve.snapshots import Snapshot
 
 

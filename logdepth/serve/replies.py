@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from logdepth.data import Tokenizer
-from logdepth.decoding import Ending
+from logdepth.decoding.continuation import Ending
 from logdepth.serve.jobs import Job, PromptRead, Scored, TextAdded
 from logdepth.version import __version__
 
