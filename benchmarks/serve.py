@@ -407,6 +407,7 @@ def main() -> None:
     parser.add_argument("run", nargs="?", type=Path, help="folder of a run; needed without --smoke")
     parser.add_argument("--smoke", action="store_true", help="few and small requests to a tiny model")
     parser.add_argument("--device", default="auto", help="of the server and of the Decoder")
+    parser.add_argument("--turns", type=program.at_least(1), help="turns of the throughput; by default 5")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument(
         "--only", nargs="+", choices=("throughput", "streams", "prefix", "fork"), help="these parts alone"
@@ -417,6 +418,7 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     sizes = SMOKE if chosen.smoke else Sizes()
+    sizes = sizes._replace(turns=chosen.turns or sizes.turns)
     with tempfile.TemporaryDirectory() as folder:
         run = smoke_run(Path(folder)) if chosen.smoke else chosen.run
         loaded = RunFolder(run).load("best", device_named(chosen.device, "--device"))

@@ -11,6 +11,7 @@ from tests.hostile.flips import Flips
 from tests.hostile.kills import Kills
 from tests.hostile.outcomes import FAILURES, HARMLESS, SEVERITY, Case, judged
 from tests.hostile.project import CHECKS, Project
+from tests.hostile.requests import requests_in
 from tests.hostile.worker import Said, Worker
 
 SEED = 1
@@ -54,6 +55,11 @@ def test_commands_end_well(project: Project) -> None:
 
 def test_corpora_end_well(worker: Worker, tmp_path: Path) -> None:
     no_failures(corpora.Corpora(tmp_path, worker, SEED).one, range(1, 26))
+
+
+def test_requests_end_well(tmp_path: Path) -> None:
+    with requests_in(tmp_path, SEED) as requests:
+        no_failures(requests.one, range(1, 41))
 
 
 def test_a_killed_prepare_leaves_the_same_stores(worker: Worker, tmp_path: Path) -> None:

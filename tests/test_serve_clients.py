@@ -279,10 +279,15 @@ def test_it_ends_in_order(model: LM, tokenizer: Tokenizer) -> None:
 
 
 def test_requests_that_do_not_end_are_given_up(model: LM, tokenizer: Tokenizer) -> None:
-    with serving(model, tokenizer, separated=False, drain_seconds=0.3) as running, begun(running) as response:
+    with serving(model, tokenizer, separated=False, drain_seconds=0.3) as running, ThreadPoolExecutor() as pool:
+        body = {"model": NAME, "prompt": "the", "max_tokens": FOREVER}
+        whole = pool.submit(httpx.post, f"{running.url}/v1/completions", json=body, timeout=60)
+        stream = pool.submit(httpx.post, f"{running.url}/v1/completions", json={**body, "stream": True}, timeout=60)
+        wait_until(lambda: running.metric("growing_texts") == 2)
         running.server.drain()
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-            list(response.stream)
+        assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "draining")
+        *_, last = [line for line in stream.result().text.splitlines() if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
 
 
 def test_a_failure_is_an_error_of_the_server(

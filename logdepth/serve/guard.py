@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logdepth.serve.config import ServeConfig
 from logdepth.serve.metrics import Metrics
-from logdepth.serve.responses import ApiError
+from logdepth.serve.responses import EVENT_STREAM, ApiError, as_event
 
+ENDING = ApiError(503, "the server is about to end; try another", code="draining")
 OPEN_ROUTES = {"/", "/health"}
 """What needs no API key."""
 ROUTES = {"/", "/health", "/metrics", "/openapi.json"}
@@ -53,37 +54,49 @@ class Guard:
         self.app, self.config, self.keys, self.metrics = app, config, keys, metrics
         self.draining = False
         """Whether new requests are refused, because the server is about to end."""
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """End all requests that are being answered with an error. To be called in the event loop."""
+        self._given_up.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        begun = False
+        begun: Message | None = None
 
         async def counting(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
+                begun = message
                 self.metrics.requests[_route(path), message["status"]] += 1
             await send(message)
+
+        async def refuse(error: ApiError) -> None:
+            """Answer with an error, or end a stream with one."""
+            if begun is None:
+                await error.response()(scope, receive, counting)
+            elif (b"content-type", EVENT_STREAM) in begun["headers"]:
+                await send({"type": "http.response.body", "body": as_event(error.body()), "more_body": False})
 
         try:
             headers = dict(scope["headers"])
             if path not in OPEN_ROUTES:
                 scope.setdefault("state", {})["owner"] = self.keys.owner(headers.get(b"authorization"))
             if self.draining and path.startswith("/v1/"):
-                raise ApiError(503, "the server is about to end; try another", code="draining")
+                raise ENDING
             body = await self._body(headers, receive)
         except ApiError as error:
-            if not begun:
-                await error.response()(scope, receive, counting)
+            await refuse(error)
             return
         except ConnectionResetError:
             return
         self.metrics.running += 1
         try:
-            await self._answered(scope, body, receive, counting)
+            if not await self._answered(scope, body, receive, counting):
+                await refuse(ENDING)
         finally:
             self.metrics.running -= 1
 
@@ -110,8 +123,12 @@ class Guard:
             raise ApiError(413, f"the body must not exceed {limit:,} bytes", code="body_too_large")
         raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout")
 
-    async def _answered(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Run the application until it has answered, or until its client has gone away."""
+    async def _answered(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
+        """Run the application until it has answered, or its client has gone away.
+
+        Returns:
+            False if the answer was given up before.
+        """
         gone = asyncio.Event()
         body_is_read = False
 
@@ -128,16 +145,17 @@ class Guard:
                 pass
 
         answer = asyncio.ensure_future(self.app(scope, replayed, send))
-        watching = asyncio.ensure_future(watch())
+        watching, ending = asyncio.ensure_future(watch()), asyncio.ensure_future(self._given_up.wait())
         try:
-            await asyncio.wait({answer, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, watching, ending}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 answer.result()
-            else:
+            elif watching.done():
                 self.metrics.disconnects += 1
+            return answer.done() or watching.done()
         finally:
             gone.set()
-            for task in (answer, watching):
+            for task in (answer, watching, ending):
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await task

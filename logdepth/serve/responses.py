@@ -17,6 +17,7 @@ TYPES = {
 }
 """The type of an error by its status; others are `invalid_request_error`."""
 
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
 Write = Callable[[bytes], Awaitable[None]]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -42,7 +43,7 @@ class Server(uvicorn.Server):
         """On the first signal, drain; on a second one, end at once. uvicorn would repeat the signal at the end."""
         del frame
         if self.guard.draining:
-            self.force_exit = self.should_exit = True
+            self._deadline = 0.0
         else:
             self.on_message(f"{signal.Signals(sig).name}: new requests are refused; the others are answered first")
             self.drain()
@@ -50,15 +51,15 @@ class Server(uvicorn.Server):
     def drain(self) -> None:
         """Refuse new requests, and end when the others are answered. May be called from any thread."""
         self.guard.draining = True
-        self._loop.call_soon_threadsafe(lambda: setattr(self, "_drained", asyncio.ensure_future(self._end())))
+        self._deadline = time.monotonic() + self.guard.config.drain_seconds
+        self._loop.call_soon_threadsafe(lambda: setattr(self, "_ending", asyncio.ensure_future(self._end())))
 
     async def _end(self) -> None:
-        deadline = self._loop.time() + self.guard.config.drain_seconds
-        while self.guard.metrics.running and self._loop.time() < deadline:
+        while self.guard.metrics.running and time.monotonic() < self._deadline:
             await asyncio.sleep(0.05)
         if self.guard.metrics.running:
-            self.on_message(f"{self.guard.metrics.running} requests have not ended in time and are given up")
-            self.force_exit = True
+            self.on_message(f"requests that have not ended in time are given up: {self.guard.metrics.running}")
+            self.guard.give_up()
         self.should_exit = True
 
 
