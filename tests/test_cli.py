@@ -626,4 +626,9 @@ def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch
     assert lines[0].startswith("working: 4/10 steps, loss 3.5, ")
     assert lines[0].endswith(" left")
     assert lines[1] == "a line that stays"
+    with Progress("working", 2, unit="runs") as progress:
+        for done in (0.5, 2.0, 2.0):
+            progress.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["working: 0.5/2 runs", "working: 2/2 runs"]
     assert [in_words(seconds) for seconds in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]

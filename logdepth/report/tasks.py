@@ -89,25 +89,29 @@ def score_table(results: Sequence[TaskResult]) -> Table:
     """The scores of all models on all tasks."""
     solvers = solvers_in(results)
     rows: list[tuple[Cell, ...]] = []
+    solved = [0] * len(solvers)
+    notes = [METHOD]
     for task in tasks_in(results):
-        cells = [_spread([one.score for one in _of(results, task, solver)]) for solver in solvers]
-        rows.append((task_named(task).title, *cells))
-    solved: list[Cell] = [
-        sum(_is_solved(_of(results, task, solver)) for task in tasks_in(results)) for solver in solvers
-    ]
+        here = [result for result in results if result.task == task]
+        common = set.intersection(*(result.cases for result in here))  # other scores could not be compared
+        if any(result.cases > common for result in here):
+            notes.append(f"{task_named(task).title}: only the {len(common)} test cases that all runs have count.")
+        scores = [[one.score_over(common) for one in _of(here, task, solver)] for solver in solvers]
+        rows.append((task_named(task).title, *map(_spread, scores)))
+        solved = [before + _is_solved(seeds) for before, seeds in zip(solved, scores, strict=True)]
     rows.append((f"solved, of {len(rows)}", *(f"{one}" for one in solved)))
     seeds = sorted({result.seed for result in results})
     return Table(
         name="scores",
         title="Accuracy beyond the training lengths, in %",
-        note=f"{METHOD} Seeds: {', '.join(map(str, seeds))}. –: not run.",
+        note=f"{' '.join(notes)} Seeds: {', '.join(map(str, seeds))}. –: not run.",
         heads=("task", *map(title_of_solver, solvers)),
         rows=tuple(rows),
     )
 
 
-def _is_solved(seeds: Sequence[TaskResult]) -> bool:
-    return bool(seeds) and statistics.median(one.score for one in seeds) >= SOLVED
+def _is_solved(scores: Sequence[float]) -> bool:
+    return bool(scores) and statistics.median(scores) >= SOLVED
 
 
 def _spread(scores: Sequence[float]) -> str | None:
