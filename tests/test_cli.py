@@ -423,6 +423,8 @@ def test_an_empty_recipe_is_refused(
             "train pydocs-hybrid --model.blocks attention:backend=flex --train.device cpu",
             "model.blocks: FlexAttention has no gradients on a CPU",
         ),
+        ("tasks parity --length " + "9" * 6000, "such as 40, or tokens/items, such as 64/4; got '9"),
+        ("train pydocs-ar-grc --config=", "--config is empty; give a path, or remove the flag"),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),

@@ -236,6 +236,28 @@ def test_mistakes_are_one_line(
     assert not (tmp_path / "new").exists()
 
 
+def test_an_empty_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell makes it of a variable that is not set; as a path, it would mean the working folder."""
+    for empty in (["--out", ""], ["--out="]):
+        assert refused(capsys, "reproduce", *GROUPS, *empty).endswith(
+            ": --out is empty; give a path, or remove the flag"
+        )
+
+
+def test_verbs_of_language_models_refuse_runs_on_tasks(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick]) == 0
+    folder = tmp_path / "study"
+    only = "it is of a study of tasks, which only `logdepth reproduce` and `logdepth report` read"
+    for verb in (["evaluate"], ["generate"], ["train", "--resume"]):
+        line = refused(capsys, *verb, str(folder / "runs" / "s3-grc-0"))
+        assert line.endswith(f"s3-grc-0 holds no run of a language model: {only}")
+        assert refused(capsys, *verb, str(folder)).endswith(
+            f"study holds no run: there is no config.json in it; {only}"
+        )
+
+
 def test_names_that_cannot_be_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "reproduce", *GROUPS, "--out", str(tmp_path / "\udcff"))
     assert "is not UTF-8 or has control characters; choose another --out" in line
