@@ -82,7 +82,7 @@ class Progress:
             left = f", {roughly}{in_words((self.total - self.done) * seconds / (self.done - self.first))} left"
         note = f", {note}" if note else ""
         done = f"{self.done:.0f}" if self.unit == "%" else f"{self.done:,.15g}"
-        print(f"{self.label}: {done}{of} {self.unit}{note}{left}", file=sys.stderr, flush=True)
+        self.say(f"{self.label}: {done}{of} {self.unit}{note}{left}")
 
 
 class Part:

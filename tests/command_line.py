@@ -19,4 +19,5 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("logdepth ")
+    assert len(line) < 1_200
     return line

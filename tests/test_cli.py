@@ -423,6 +423,8 @@ def test_an_empty_recipe_is_refused(
             "train pydocs-hybrid --model.blocks attention:backend=flex --train.device cpu",
             "model.blocks: FlexAttention has no gradients on a CPU",
         ),
+        ("tasks parity --length " + "9" * 6000, "such as 40, or tokens/items, such as 64/4; got '9"),
+        ("train pydocs-ar-grc --config=", "--config is empty; give a path, or remove the flag"),
         ("train pydocs-ar-grc --train.epochs many", "--train.epochs: expected an integer; got 'many'"),
         ("train pydocs-ar-grc --train.max-steps five", "--train.max-steps: expected {None}|INT; got 'five'"),
         ("train pydocs-ar-grc --train.clip x", "--train.clip: expected a number; got 'x'"),
@@ -626,4 +628,9 @@ def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch
     assert lines[0].startswith("working: 4/10 steps, loss 3.5, ")
     assert lines[0].endswith(" left")
     assert lines[1] == "a line that stays"
+    with Progress("working", 2, unit="runs") as progress:
+        for done in (0.5, 2.0, 2.0):
+            progress.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["working: 0.5/2 runs", "working: 2/2 runs"]
     assert [in_words(seconds) for seconds in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]

@@ -26,7 +26,9 @@ from logdepth.solving import (
     Accuracy,
     SolverState,
     SolverTrainer,
+    beyond,
     measure_case,
+    percent,
     read_task_result,
     read_task_results,
     write_task_result,
@@ -264,6 +266,28 @@ def test_mistakes_are_one_line(
     assert not (tmp_path / "new").exists()
 
 
+def test_an_empty_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell makes it of a variable that is not set; as a path, it would mean the working folder."""
+    for empty in (["--out", ""], ["--out="]):
+        assert refused(capsys, "reproduce", *GROUPS, *empty).endswith(
+            ": --out is empty; give a path, or remove the flag"
+        )
+
+
+def test_verbs_of_language_models_refuse_runs_on_tasks(
+    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *GROUPS, "--models", "grc", *quick]) == 0
+    folder = tmp_path / "study"
+    only = "it is of a study of tasks, which only `logdepth reproduce` and `logdepth report` read"
+    for verb in (["evaluate"], ["generate"], ["train", "--resume"]):
+        line = refused(capsys, *verb, str(folder / "runs" / "s3-grc-0"))
+        assert line.endswith(f"s3-grc-0 holds no run of a language model: {only}")
+        assert refused(capsys, *verb, str(folder)).endswith(
+            f"study holds no run: there is no config.json in it; {only}"
+        )
+
+
 def test_names_that_cannot_be_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "reproduce", *GROUPS, "--out", str(tmp_path / "\udcff"))
     assert "is not UTF-8 or has control characters; choose another --out" in line
@@ -294,6 +318,32 @@ def test_results_of_other_settings_are_refused(
     Path(quick[1]).write_text(json.dumps(settings))
     line = refused(capsys, "reproduce", *GROUPS, "--models", "grc", *quick)
     assert "s3-grc-0.json was made with train.steps 12, not 13; choose another --out, or use the same settings" in line
+    other_seed = [one if one != "0" else "1" for one in GROUPS]
+    line = refused(capsys, "reproduce", *other_seed, "--models", "grc", *quick)
+    assert "s3-grc-1 of this study has train.steps 13, and " in line
+    assert "s3-grc-0.json has 12: they are not seeds of the same model; use the same settings, or keep" in line
+
+
+def test_scores_are_over_the_cases_that_all_runs_have(tmp_path: Path) -> None:
+    short = made_up_task_result("mqar", "rope", 0, 0.5)
+    long = made_up_task_result("mqar", "grc", 0, 1.0)
+    worse = tuple(replace(one, right=0, last_right=0) if one.length > 512 else one for one in long.test)
+    for result in (replace(short, test=short.test[:-1]), replace(long, test=worse)):
+        write_task_result(tmp_path / "results", result)
+    scores = write_task_report(tmp_path).tables[0]
+    common = beyond(TASKS["mqar"], [one.case for one in short.test[:-1]])
+    share = sum(case.length <= 512 for case in common) / len(common)
+    assert scores.rows[0] == ("MQAR", percent(share), "50.00")
+    assert f"MQAR: only the {len(short.test) - 1} test cases that all runs have count." in scores.note
+
+
+def test_seeds_with_other_settings_are_no_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        result = made_up_task_result("mqar", "rope", seed, 0.5)
+        write_task_result(tmp_path / "results", replace(result, config=result.config | {"train": {"steps": 5 + seed}}))
+    line = refused(capsys, "report", str(tmp_path))
+    assert "mqar-rope-1.json has train.steps 6, and " in line
+    assert "mqar-rope-0.json has 5: they are not seeds of the same model" in line
 
 
 def test_a_signal_ends_the_test_of_a_case(

@@ -39,6 +39,8 @@ VERBS = {
 
 OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 """Errors of a write to stdout. Files have their names in the error."""
+MAX_MESSAGE = 1_000
+"""Number of characters of an error's message that are printed at most."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = _reason(error)
         if reason is None:
             raise
-        print(_on_one_line(f"{program}: {reason}"), file=sys.stderr)
+        print(_on_one_line(f"{program}: {_shortened(reason)}"), file=sys.stderr)
         if isinstance(error, OSError):
             discard_output()
         return 2
@@ -102,6 +104,11 @@ def _reason(error: Exception) -> str | None:
             return f"cannot write to stdout: {error.strerror}; send the output elsewhere, or free some space"
         return None
     return not_enough_memory(error)
+
+
+def _shortened(reason: str) -> str:
+    """Without the middle of a long message, which a long value has made so; what to do is at its end."""
+    return reason if len(reason) <= MAX_MESSAGE else f"{reason[: MAX_MESSAGE // 2]} … {reason[-MAX_MESSAGE // 2 :]}"
 
 
 def _on_one_line(text: str) -> str:

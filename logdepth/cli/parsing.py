@@ -73,6 +73,8 @@ REGISTRY.primitive_rule(_blocks_as_words)
 def parse(command: type[Command], arguments: Sequence[str], verb: str, default: Any = tyro.MISSING_NONPROP) -> Command:
     """Parse arguments into a command. Fields without a flag have their values from `default` or the class."""
     _refuse_repeated_lists(arguments)
+    for flag in PATH_FLAGS:
+        value_of(flag, arguments)  # refuses an empty one
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
@@ -143,13 +145,21 @@ def named_first(arguments: Sequence[str], known: Container[str]) -> str | None:
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    """Return the value of a flag that must be known before the other flags are parsed; None if it is absent."""
-    for place, argument in enumerate(arguments):
-        if argument == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if argument.startswith(f"{flag}="):
-            return argument.removeprefix(f"{flag}=")
-    return None
+    """Return the value of a flag that must be known before the other flags are parsed; None if it is absent.
+
+    An empty path raises a UserError: a shell makes it of a variable that is not set, and it would mean this folder.
+    """
+    value = None
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        if argument == flag:
+            value = following
+        elif argument.startswith(f"{flag}="):
+            value = argument.removeprefix(f"{flag}=")
+        if value is not None:
+            break
+    if value == "" and flag in PATH_FLAGS:
+        raise UserError(f"{flag} is empty; give a path, or remove the flag")
+    return value
 
 
 def _one_line(boxed: str) -> str:

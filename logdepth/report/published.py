@@ -47,8 +47,15 @@ def accuracies_at(results: Sequence[TaskResult], task: str, case: Case) -> dict[
 
 
 def scores_of(results: Sequence[TaskResult], task: str, solver: str) -> list[float]:
-    """The scores of all seeds of a model on a task."""
-    return [one.score for one in results if (one.task, one.solver) == (task, solver)]
+    """The scores of all seeds of a model on a task, over the test cases that all runs on the task have."""
+    common = common_cases(results, task)
+    return [one.score_over(common) for one in results if (one.task, one.solver) == (task, solver)]
+
+
+def common_cases(results: Sequence[TaskResult], task: str) -> set[Case]:
+    """The test cases that all runs on a task have: only scores over the same cases can be compared."""
+    cases = [result.cases for result in results if result.task == task]
+    return set.intersection(*cases) if cases else set()
 
 
 def best_at(task: str, case: Case) -> Find:

@@ -14,7 +14,15 @@ from logdepth.errors import UserError
 from logdepth.models import LMConfig
 from logdepth.report.figures import colour_of, legend_below, marker_of
 from logdepth.report.page import rendered
-from logdepth.report.published import ENOUGH_SEEDS, is_solved, published_table, scores_of, spread, title_of_solver
+from logdepth.report.published import (
+    ENOUGH_SEEDS,
+    common_cases,
+    is_solved,
+    published_table,
+    scores_of,
+    spread,
+    title_of_solver,
+)
 from logdepth.report.table import Cell, Table
 from logdepth.report.write import Report, write_parts
 from logdepth.solving import (
@@ -125,15 +133,19 @@ def score_table(results: Sequence[TaskResult]) -> Table:
     """The scores of all models on all tasks."""
     solvers = solvers_in(results)
     rows: list[tuple[Cell, ...]] = []
+    notes = [METHOD]
     for task in tasks_in(results):
         rows.append((task_named(task).title, *(_score(scores_of(results, task, solver)) for solver in solvers)))
+        common = common_cases(results, task)
+        if any(result.cases > common for result in results if result.task == task):
+            notes.append(f"{task_named(task).title}: only the {len(common)} test cases that all runs have count.")
     solved = [sum(is_solved(scores_of(results, task, solver)) for task in tasks_in(results)) for solver in solvers]
     rows.append((f"solved, of {len(rows)}", *map(str, solved)))
     seeds = sorted({result.seed for result in results})
     return Table(
         name="scores",
         title="Accuracy beyond the training lengths, in %",
-        note=f"{METHOD} Seeds: {', '.join(map(str, seeds))}. –: not run.",
+        note=f"{' '.join(notes)} Seeds: {', '.join(map(str, seeds))}. –: not run.",
         heads=("task", *map(title_of_solver, solvers)),
         rows=tuple(rows),
     )

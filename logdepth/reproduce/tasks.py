@@ -42,6 +42,7 @@ from logdepth.solving import (
     read_task_result,
     read_task_results,
     refuse_change,
+    refuse_mixed_settings,
     refuse_odd_solver,
     solver_kind,
     write_task_result,
@@ -229,8 +230,12 @@ def run_task_study(
     refuse_unprintable(out, "choose another --out")
     work = [_Run(solver, config, out, tuple(_tests(config.task, longest))) for solver, config in runs]
     refuse_unwritable(out)
-    read_task_results(out / "results")  # also those of other runs, which the report will show
+    there = read_task_results(out / "results")  # also those of other runs, which the report will show
     missing = [one for one in work if not one.is_complete()]
+    refuse_mixed_settings(
+        {f"{out}/results/{one.name}.json": (one.solver, one.config) for one in there}
+        | {f"{one.name} of this study": (one.solver, to_dict(one.config)) for one in missing}
+    )
     for config in {(one.solver, one.config.task): one.config for one in missing}.values():
         refuse_odd_solver(config)
     for one in missing:  # what is damaged is refused before the work begins

@@ -64,6 +64,7 @@ CONFIG_REMEDY = (
     f"{RESTORE}; to train longer, use `logdepth train --resume {{}} --train.max-steps N`; for other changes, "
     "start a new run"
 )
+OF_A_TASK = "it is of a study of tasks, which only `logdepth reproduce` and `logdepth report` read"
 METRICS_FIELDS = {
     "train": {"step", "seconds", "loss", "tokens_per_second"},
     "valid": {"step", "seconds", "valid_loss"},
@@ -348,9 +349,13 @@ class RunFolder:
         if not self.exists:
             runs = sorted(self.path.glob("runs/*/config.json"))
             study = f"; it is a study: give one of its runs, such as {runs[0].parent}" if runs else ""
+            with contextlib.suppress(UserError):
+                study = f"; {OF_A_TASK}" if runs and _is_of_a_task(_fields_in(runs[0])) else study
             raise UserError(f"{self.path} holds no run: there is no config.json in it{study}")
         file = self.path / "config.json"
         saved = _fields_in(file)
+        if _is_of_a_task(saved):
+            raise UserError(f"{self.path} holds no run of a language model: {OF_A_TASK}")
         if not {"version", "config", "store"} <= saved.keys():
             raise UserError(f"{file} is not that of a run; {RESTORE}")
         if saved["version"] not in (1, VERSION):
@@ -383,6 +388,11 @@ def _fields_in(file: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{file} is not that of a run; {RESTORE}")
     return saved
+
+
+def _is_of_a_task(saved: dict[str, Any]) -> bool:
+    """Whether these are the fields of the config.json of a training on a task."""
+    return {"task", "solver"} <= saved.keys()
 
 
 def _is_metrics_line(line: bytes) -> bool:

@@ -9,6 +9,7 @@ from logdepth.solving.result import (
     percent,
     read_task_result,
     read_task_results,
+    refuse_mixed_settings,
     write_task_result,
 )
 from logdepth.solving.solver import (
@@ -50,6 +51,7 @@ __all__ = [
     "read_task_result",
     "read_task_results",
     "refuse_change",
+    "refuse_mixed_settings",
     "refuse_odd_solver",
     "solver_kind",
     "write_task_result",

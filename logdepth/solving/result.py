@@ -1,19 +1,23 @@
 """Result files of tasks: one JSON file per run, with a checksum. Tables and figures are made from these files only."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from logdepth.atomic import read_json, write_json
 from logdepth.checksums import seal, unseal
-from logdepth.config import from_dict, to_dict
+from logdepth.config import flattened, from_dict, to_dict
 from logdepth.errors import UserError
 from logdepth.solving.accuracy import Accuracy, beyond
-from logdepth.tasks import task_named
+from logdepth.solving.config import MACHINE_FIELDS
+from logdepth.tasks import Case, task_named
 
 VERSION = 1
 REMEDY = "remove it and run the `logdepth reproduce` command that made it again"
+MAY_DIFFER = MACHINE_FIELDS | {"seed"}
+"""Fields of a config that may differ between the seeds of a model."""
 SOLVED = 0.999
 """Score from which a run counts as having solved its task."""
 
@@ -73,10 +77,19 @@ class TaskResult:
         return f"{self.task}-{self.solver}-{self.seed}"
 
     @property
+    def cases(self) -> set[Case]:
+        """The test cases."""
+        return {one.case for one in self.test}
+
+    @property
     def score(self) -> float:
         """Mean accuracy over the test cases that are longer, or have more items, than all of training."""
-        cases = set(beyond(task_named(self.task), [one.case for one in self.test]))
-        found = [one.accuracy for one in self.test if one.case in cases]
+        return self.score_over(self.cases)
+
+    def score_over(self, cases: Iterable[Case]) -> float:
+        """The score over some of the test cases."""
+        chosen = set(beyond(task_named(self.task), list(cases)))
+        found = [one.accuracy for one in self.test if one.case in chosen]
         return sum(found) / len(found) if found else math.nan
 
     @property
@@ -126,8 +139,27 @@ def read_task_result(path: Path) -> TaskResult:
 
 
 def read_task_results(folder: Path) -> list[TaskResult]:
-    """Read all result files in a folder."""
-    return [read_task_result(path) for path in sorted(folder.glob("*.json"))]
+    """Read all result files in a folder. Raise a UserError if two seeds of a model on a task have other settings."""
+    results = {path: read_task_result(path) for path in sorted(folder.glob("*.json"))}
+    refuse_mixed_settings({str(path): (one.solver, one.config) for path, one in results.items()})
+    return list(results.values())
+
+
+def refuse_mixed_settings(runs: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise a UserError if runs of a model on a task have different settings, so that no median is possible.
+
+    `runs` maps the name of each run to its model and its config as JSON.
+    """
+    firsts: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    for where, (solver, config) in runs.items():
+        mine = {name: value for name, value in flattened(dict(config)).items() if name not in MAY_DIFFER}
+        first, theirs = firsts.setdefault((str(config["task"]), solver), (where, mine))
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                raise UserError(
+                    f"{where} has {name} {mine.get(name)!r}, and {first} has {theirs.get(name)!r}: they are not seeds "
+                    "of the same model; use the same settings, or keep them in different folders"
+                )
 
 
 def holds_task_results(folder: Path) -> bool:

@@ -21,6 +21,7 @@ import logdepth.reproduce.study as study
 from logdepth.cli import main
 from logdepth.data import CORPORA, open_prepared
 from logdepth.errors import UserError
+from logdepth.solving import SolverTrainer
 from logdepth.trained import load
 from logdepth.training import Trainer
 from tests.tiny_study import CONTEXTS, TIME_TOKENS
@@ -160,4 +161,11 @@ def _after_step(step: int, act: Callable[[], None]) -> None:
         if self.state.step >= step:
             act()
 
+    def counted_on_tasks(self: SolverTrainer) -> None:
+        original_on_tasks(self)
+        if self.state.step >= step:
+            act()
+
+    original_on_tasks = SolverTrainer._step
     Trainer._step = counted  # type: ignore[method-assign]
+    SolverTrainer._step = counted_on_tasks  # type: ignore[method-assign]

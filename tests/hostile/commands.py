@@ -40,10 +40,11 @@ from logdepth.config import to_dict
 from logdepth.data import CORPORA
 from logdepth.models import LMConfig, ScanLMConfig
 from logdepth.recipes import RECIPES, recipe
+from logdepth.reproduce import TASK_STUDIES
 from logdepth.runs import RunConfig
 from tests.hostile.flips import project_in
 from tests.hostile.outcomes import DONE, MESSY, REFUSED, Case, judged, numbers_of, parser, run_cases
-from tests.hostile.project import LOSSY, Project
+from tests.hostile.project import LOSSY, TASK_SETTINGS, Project
 from tests.hostile.worker import HANG_SECONDS, Said
 
 MEMORY = 12 * 2**30
@@ -195,8 +196,15 @@ GOOD_VALUES: dict[str, tuple[str, ...]] = {
     "stop": (".", "the"),
     "prompt": ("the cat", "", "-"),
     "device": ("cpu", "cuda:99", "meta", "mps"),
-    "blocks": ("scan", "scan:heads=2", "mlp", "attention:window=0", "mlp:multiple=1000000000000", "scan:x=1", "x"),
+    "blocks": (
+        *("scan", "scan:heads=2", "mlp", "attention:window=0", "mlp:multiple=1000000000000", "scan:x=1", "x"),
+        *("memory:heads=2,chunk=4", "memory:heads=2,chunk=8,reading=fold,write-strength=2", "memory:heads=2,levels=1"),
+        *("memory:chunk=3", "memory:heads=3", "memory:heads=2,key-width=1", "memory:heads=" + "[" * 100_000),
+        *("memory:heads=" + "9" * 6000, "attention:heads=2,backend=flex", "attention:heads=2,qk_norm=true", "memory:"),
+        *("mlp:multiple=1e308", "memory:heads=2,conv=0,gate=false", "memory:heads=2,dropout=nan", "memory:chunk=-1"),
+    ),
 }
+STUDIES = ("groups", *TASK_STUDIES, "architectures", "group")
 GOOD_OF: dict[Any, tuple[str, ...]] = {
     int: ("1", "2", "3", "8", "16"),
     float: ("0.5", "1", "0.001", "0"),
@@ -270,7 +278,7 @@ class Commands:
         chance = random.Random(f"commands {self.seed} {number}")
         command = self.drawn(chance)
         self.project.restore()
-        self._add_odd_files(random_config(chance))
+        self._add_odd_files(random_config(chance), random_solver(chance))
         before = self._files()
         said = self.project.call(
             [2, *command.arguments],
@@ -304,7 +312,7 @@ class Commands:
             if not any((folder / "config.json").exists() for folder in file.parents)
         )[:4]
 
-    def _add_odd_files(self, config: str) -> None:
+    def _add_odd_files(self, config: str, solver: str) -> None:
         world = self.project.world
         (world / "empty").mkdir()
         (world / "loop").symlink_to("loop")
@@ -314,6 +322,7 @@ class Commands:
             one.bind("socket")
         for name, data in (
             ("config.json", config.encode("utf-8", "surrogatepass")),
+            ("solver.json", solver.encode("utf-8", "surrogatepass")),
             ("one.txt", b"the cat sees a dog"),
             ("latin-1.txt", "Küche\n".encode("latin-1") * 40),
             ("odd-\udcff.txt", b"the cat sees a dog .\n" * 200),
@@ -340,6 +349,8 @@ class Commands:
         for flag in chosen:
             if not _is_positional(flag) and flag.field not in SLOW and (kind, flag.field) not in LEFT_OUT:
                 words += self._words(chance, flag, bad)
+        if kind == "reproduce tasks" and chance.random() < 0.5:
+            words += ["--config", "tasks.json", "solver.json"]
         if kind in ("train", "sweep") and chance.random() < 0.3:
             words += ["--config", chance.choice((*["config.json"] * 60, *PATHS))]
             if chance.random() < 0.5:
@@ -357,7 +368,7 @@ class Commands:
         if kind in ("train", "sweep"):
             found = [name]
         elif kind == "reproduce tasks":
-            found = ["groups"]
+            found = [chance.choice(STUDIES) if chance.random() < 0.2 else "groups"]
         else:
             found = [chance.choice(GOOD_VALUES.get(one.field, ("bash",))) for one in flags if _is_positional(one)]
         if chance.random() < 0.1:
@@ -460,6 +471,16 @@ def random_config(chance: random.Random) -> str:
         place = chance.randrange(len(text))
         text = chance.choice((text[:place], text + "]", text[:place] + "\0" + text[place:], "\ufeff" + text, ""))
     return text
+
+
+def random_solver(chance: random.Random) -> str:
+    """The text of a config of a run of the study of tasks, with up to three mutations."""
+    solver = chance.choice(("grc", "memory", "rope", "grc-memory", "encoder-grc"))
+    config = to_dict(TASK_STUDIES["regular-languages"].run("s3", solver, 0))
+    config["train"] |= TASK_SETTINGS["train"]
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        _mutate(chance, config)
+    return json.dumps(config, ensure_ascii=False)
 
 
 def _mutate(chance: random.Random, config: Any) -> None:

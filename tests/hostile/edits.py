@@ -153,6 +153,11 @@ def state(edit: Callable[[dict[str, Any]], Any]) -> Change:
     return tensors(lambda _, record: edit(record["standing"]))
 
 
+def solver_state(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """Change the state of training in the record of a checkpoint on a task."""
+    return tensors(lambda _, record: edit(record["state"]))
+
+
 def _first_weight(edit: Callable[[Any], Any]) -> Change:
     def change(found: dict[str, Any], _: dict[str, Any]) -> None:
         name = next(name for name in sorted(found) if found[name].dim() == 2)
@@ -272,7 +277,30 @@ RESULT_FIELDS: tuple[tuple[str, Any], ...] = (
     ("schema", "logdepth.timing"),
 )
 
+HYBRID_FIELDS: tuple[tuple[str, Any], ...] = (
+    ("config.model.blocks.0.chunk", 8),
+    ("config.model.blocks.0.levels", 2),
+    ("config.model.blocks.0.write_strength", 2.0),
+    ("config.model.blocks.0.reading", "fold"),
+    ("config.model.blocks.0.gate", False),
+    ("config.model.blocks.0.kind", "MLPConfig"),
+    ("config.model.blocks.2.window", 9),
+    ("config.model.blocks.2.positions", "alibi"),
+    ("config.model.blocks", ["mlp"]),
+)
 TASK_RESULT, TASK_RUN = "tasks/results/s3-grc-0.json", "tasks/runs/s3-grc-0"
+BEGUN_RUN = "begun/runs/s3-grc-0"
+BEGUN_FIELDS: tuple[tuple[str, Any], ...] = (
+    ("train.learning_rate", 0.5),
+    ("train.steps", 30),
+    ("train.batch_tokens", 32),
+    ("train.curriculum", None),
+    ("train.threads", 2),
+    ("solver.blocks.0.heads", 2),
+    ("task", "s4"),
+    ("form", "whole"),
+    ("seed", 9),
+)
 TASK_FIELDS: tuple[tuple[str, Any], ...] = (
     ("test.0.right", 5),
     ("test.0.classes.0", [4, 4]),
@@ -373,6 +401,22 @@ EDITS: tuple[Edit, ...] = (
     *(Edit(TASK_RESULT, f"{name} = {value!r}", field(name, value)) for name, value in TASK_FIELDS),
     Edit(TASK_RESULT, "sha256 left out", without("sha256")),
     Edit(TASK_RESULT, "a copy under another name", copied_to("copy.json")),
+    *(Edit("hybrid/config.json", f"{name} = {value!r}", field(name, value)) for name, value in HYBRID_FIELDS),
+    Edit("hybrid/best.safetensors", "weights 1 % larger", _first_weight(lambda one: one * 1.01)),
+    *(Edit(f"{BEGUN_RUN}/config.json", f"{name} = {value!r}", field(name, value)) for name, value in BEGUN_FIELDS),
+    Edit(f"{BEGUN_RUN}/config.json", "5", raw(lambda _: b"5\n")),
+    Edit(f"{BEGUN_RUN}/config.json", "[]", raw(lambda _: b"[]\n")),
+    Edit(f"{BEGUN_RUN}/config.json", "nothing in it", EMPTY),
+    Edit(f"{BEGUN_RUN}/config.json", "removed", removed),
+    Edit(f"{BEGUN_RUN}/config.json", "sha256 left out", without("sha256")),
+    Edit(f"{BEGUN_RUN}/config.json", "a folder of this name", as_folder),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "weights 1 % larger", _first_weight(lambda one: one * 1.01)),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "another step", solver_state(lambda found: found.update(step=5))),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "an unknown field", solver_state(lambda found: found.update(x=1))),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "that of a later step", replaced_by(f"{TASK_RUN}/checkpoint*")),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "that of a text run", replaced_by("run/checkpoint.safetensors")),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "a folder of this name", as_folder),
+    Edit(f"{BEGUN_RUN}/checkpoint.safetensors", "nothing in it", EMPTY),
     Edit(f"{TASK_RUN}/config.json", "another seed", field("seed", 9)),
     Edit(f"{TASK_RUN}/config.json", "removed", removed),
     Edit(f"{TASK_RUN}/checkpoint.safetensors", "half of it", HALF),
@@ -400,7 +444,8 @@ EDITS: tuple[Edit, ...] = (
     Edit("sweep/journal.log", "removed", removed),
     Edit("sweep/trials/0000/config.json", "another seed", field("config.seed", 9)),
     *(Edit(file, what, change)
-      for file in ("run/config.json", "stopped/config.json", SIDECAR, RESULT, TIMES, "cache/census/*.json")
+      for file in ("run/config.json", "stopped/config.json", SIDECAR, RESULT, TIMES, "cache/census/*.json",
+                   TASK_RESULT, f"{BEGUN_RUN}/config.json")
       for what, change in FORMS),
     # --config takes the config of any run: in this file, the other run's is whole, and is trained as it says. The verbs
     # that read it together with the weights beside it refuse it.

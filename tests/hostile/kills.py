@@ -1,4 +1,4 @@
-"""SIGKILL at random instants of `train`, `prepare`, `reproduce` (of a corpus and of tasks) and `sweep`.
+"""SIGKILL at random instants of `train`, `prepare`, `reproduce` (of a corpus, of tasks, and in lanes) and `sweep`.
 
 Run again, they end in the same bits.
 
@@ -40,6 +40,10 @@ COMMANDS = {
     ),
     "sweep": (*SWEEP, "--trials", "2"),
     "tasks": ("reproduce", *TASKS[:-1], "out"),
+    "lanes": (
+        *("reproduce", "groups", "--tasks", "s3", "--models", "grc", "window", "--seeds", "0", "--longest", "64"),
+        *("--config", "tasks.json", "--lanes", "2", "--out", "out"),
+    ),
 }
 WHOLE_SWEEP = (*SWEEP, "--trials", "4")
 """Retries take numbers, and with them come the seeds: after a kill, trial 1 may be called 2 or 3."""

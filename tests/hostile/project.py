@@ -43,6 +43,11 @@ LOSSLESS_STEPS = (
     "--train.device cpu"
 )
 LOSSLESS_TRAIN = ("pydocs-transformer-alibi", *LOSSLESS_TEXT, *LOSSLESS_MODEL.split(), *LOSSLESS_STEPS.split())
+HYBRID = "memory:heads=2,chunk=4 scan:heads=2 attention:heads=2,window=8 memory:heads=2,chunk=4,reading=fold mlp"
+HYBRID_MODEL = ("--model.dim", "16", "--model.repeats", "1", "--model.blocks", *HYBRID.split())
+TEXT_LOSSY = ("--data.corpus", "text", *TEXT, "--data.tokenizer.no-lossless", "--data.tokenizer.vocab-size", str(LOSSY))
+HYBRID_TRAIN = ("webmix-memory-window", *TEXT_LOSSY, *HYBRID_MODEL, *LOSSLESS_STEPS.split())
+"""A model of all kinds of blocks with states of their own."""
 CONFIGS = [f"overrides/{name}.json" for name in ("everyone", "ar-grc", "transformer-alibi")]
 STUDY = ("text", "--models", "ar-grc", "transformer-alibi", "--seeds", "0", "--config", *CONFIGS, "--out", "study")
 SWEEP = (*TRAIN, "--space", "train.learning_rate=1e-3:1e-2:log", "--out", "sweep")
@@ -54,10 +59,12 @@ TASK_SETTINGS = {
     "solver": {"dim": 8},
     "train": {"steps": 20, "batch_tokens": 64, "check_every": 10, "device": "cpu", "threads": 1},
 }
+BEGUN = (*TASKS[:-1], "begun")
+"""A study of tasks that was stopped in the middle of its run."""
 STOPPED_AT = 8
 OUTPUTS = (
     *("study/tables/*", "study/figures/*", "study/report.html", "sweep/*.csv", "sweep/*.svg", "sweep/*.png"),
-    *("tasks/tables/*", "tasks/figures/*", "tasks/report.html"),
+    *("tasks/tables/*", "tasks/figures/*", "tasks/report.html", "begun/lock", "tasks/lock"),
 )
 """Files that nothing reads back."""
 STORE, LOSSLESS_STORE = f"cache/stores/text-{LOSSY}-*", f"cache/stores/text-{LOSSLESS}-*"
@@ -125,6 +132,9 @@ CHECKS = (
     Check("evaluate, lossless", _evaluate("lossless"), ("lossless/*", f"{LOSSLESS_STORE}/*")),
     Check("generate, lossless", _generate("lossless"), ("lossless/*",)),
     Check("resume, lossless", ("train", "--resume", "lossless", "--json"), ("lossless/*",), _trained("lossless")),
+    Check("evaluate, hybrid", _evaluate("hybrid"), ("hybrid/*",)),
+    Check("generate, hybrid", _generate("hybrid"), ("hybrid/*",)),
+    Check("resume, hybrid", ("train", "--resume", "hybrid", "--json"), ("hybrid/*",), _trained("hybrid")),
     Check("resume", ("train", "--resume", "stopped", "--json"), ("stopped/*", f"{STORE}/*"), _trained("stopped")),
     Check("evaluate a stopped run", _evaluate("stopped", "--weights", "last"), ("stopped/*",)),
     Check(
@@ -161,6 +171,12 @@ CHECKS = (
         ("tasks/runs/s3-grc-0/*",),
         ("tasks/results/*.json", *TASK_REPORT),
         removes="tasks/results/s3-grc-0.json",
+    ),
+    Check(
+        "resume a solver",
+        ("reproduce", *BEGUN, "--json"),
+        ("begun/*",),
+        ("begun/results/*.json", "begun/runs/*/*.safetensors", "begun/tables/*"),
     ),
     Check("report of tasks", ("report", "tasks"), ("tasks/results/*", *OUTPUTS[-3:]), TASK_REPORT),
     Check("evaluate in a study", _evaluate("study/runs/transformer-alibi-0"), ("study/runs/transformer-alibi-0/*",)),
@@ -211,6 +227,7 @@ class Project:
         commands: list[tuple[str, ...]] = [
             ("train", *TRAIN, "--out", "run"),
             ("train", *LOSSLESS_TRAIN, "--out", "lossless"),
+            ("train", *HYBRID_TRAIN, "--out", "hybrid"),
             ("reproduce", *STUDY, "--json"),  # as it is run again, because the page shows the command
             ("sweep", *SWEEP, "--trials", "2"),
             ("reproduce", *TASKS, "--json"),
@@ -220,13 +237,14 @@ class Project:
             assert said.code == 0, (command, said)
         other_cache = {"LOGDEPTH_CACHE": str(self.world / "cache-of-other")}
         assert self.call(("train", *other), env=other_cache).code == 0
-        stopping = (STOPPED_AT, "train", *TRAIN, "--out", "stopped")
-        assert self.call(stopping, function="tests.hostile.calls:stop_at").code == 128 + 15
+        for stopping in (("train", *TRAIN, "--out", "stopped"), ("reproduce", *BEGUN)):
+            assert self.call((STOPPED_AT, *stopping), function="tests.hostile.calls:stop_at").code == 128 + 15
         self.world.rename(self.pristine)
 
     def call(self, arguments: Sequence[Any], **settings: Any) -> Said:
         """Run a verb in the project."""
         env = {"LOGDEPTH_CACHE": str(self.world / "cache"), "HOME": str(self.world), "HF_HUB_OFFLINE": "1"}
+        env["LOGDEPTH_DATA"] = ""  # to measure a corpus of this machine takes longer than a hang may
         return self.worker.call(arguments, cwd=self.world, env=env | settings.pop("env", {}), **settings)
 
     def restore(self) -> None:
@@ -239,7 +257,7 @@ class Project:
         """The files that something may read back, and not the corpus, which is the user's."""
         found = (file for file in sorted(self.pristine.rglob("*")) if file.is_file() and file.stat().st_size)
         names = (file.relative_to(self.pristine).as_posix() for file in found)
-        parts = ("run", "stopped", "lossless", "cache", "study", "sweep", "tasks")
+        parts = ("run", "stopped", "lossless", "hybrid", "cache", "study", "sweep", "tasks", "begun")
         return [name for name in names if name.split("/")[0] in parts and not _matches(name, OUTPUTS)]
 
     @cached_property

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from logdepth.data import Tokenizer, prepare
-from logdepth.decoding import Continuation, SamplingConfig
+from logdepth.decoding import SamplingConfig
+from logdepth.decoding.continuation import Continuation
 from logdepth.models import LM
 from tests.hostile.commands import FLOATS, INTEGERS, TEXTS
 from tests.hostile.outcomes import (
