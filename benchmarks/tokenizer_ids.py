@@ -2,8 +2,8 @@
 
     python benchmarks/tokenizer_ids.py --corpora pydocs wikitext2 --data-dir DIR
 
-For each corpus it trains the paper's tokenizer and a lossless one, and encodes all lines of all corpora with each, and
-all documents whole. Then it encodes random strings of characters of several kinds, which are harder than any text.
+For each corpus it trains the paper's tokenizer and a lossless one, and encodes all lines of all corpora and files with
+each, and all documents whole. Then it encodes random strings of several kinds, which are harder than any text.
 """
 
 import argparse
@@ -48,13 +48,15 @@ def random_texts(alphabet: str, count: int) -> Iterator[str]:
 def differences(tokenizer: Tokenizer, texts: list[str]) -> tuple[int, int]:
     """Texts with other tokens, and texts that decode to another text."""
     fast, other_tokens, other_text = fast_tokenizer(tokenizer), 0, 0
+    space = " " * (tokenizer.encode("a") == tokenizer.encode(" a"))  # which the paper's put before a text
     for start in range(0, len(texts), BATCH):
         some = texts[start : start + BATCH]
         for text, found in zip(some, fast(some)["input_ids"], strict=True):
             tokens = tokenizer.encode(text)
             other_tokens += tokens != found
             if tokenizer.unknown not in tokens:  # an unknown token is left out there, and is " ⁇ " here
-                other_text += tokenizer.decode(tokens) != fast.decode(tokens, skip_special_tokens=True)
+                decoded = fast.decode(tokens, skip_special_tokens=True).removeprefix(space)
+                other_text += tokenizer.decode(tokens) != decoded
     return other_tokens, other_text
 
 
@@ -62,12 +64,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpora", nargs="+", default=["pydocs"], choices=list(CORPORA))
     parser.add_argument("--data-dir", type=Path, help="root data directory")
+    parser.add_argument("--paths", nargs="+", type=Path, default=[], help="files of other text")
     parser.add_argument("--vocab-size", type=int, default=2_000)
     parser.add_argument("--random", type=int, default=5_000, help="random strings of each kind")
     arguments = parser.parse_args()
 
-    passages = {name: [one.text for one in CORPORA[name](arguments.data_dir).passages()] for name in arguments.corpora}
-    texts = {f"{name}, lines": [line for one in some for line in one.split("\n")] for name, some in passages.items()}
+    sources = {name: CORPORA[name](arguments.data_dir) for name in arguments.corpora}
+    if arguments.paths:
+        sources["files"] = CORPORA["text"](None, arguments.paths)
+    passages = {name: [one.text for one in source.passages()] for name, source in sources.items()}
+    texts = {
+        f"{name}, lines": [line for one in some for line in one.split("\n") if line.strip()]
+        for name, some in passages.items()
+    }
     texts |= {f"{name}, whole": [one for one in some if len(one) <= MAX_DOCUMENT] for name, some in passages.items()}
     texts |= {f"random: {kind}": list(random_texts(some, arguments.random)) for kind, some in KINDS.items()}
     for corpus in arguments.corpora:

@@ -52,6 +52,7 @@ class LogDepthCache(Cache):
             return self._decoder.batch
         return -1 if self._state is None else len(self._state.lengths)
 
+    @outside_compiled_graphs
     def absorb(self, model: LM, rows: Rows, columns: int) -> tuple[Tensor, Tensor | None]:
         """Absorbs tokens; returns what the head reads at each, `[batch, longest, dim]`, and what it read before them.
 

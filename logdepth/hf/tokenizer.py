@@ -41,7 +41,7 @@ def fast_tokenizer(tokenizer: Tokenizer, *, separated: bool = True) -> PreTraine
         )
     )
     fast.normalizer = normalizer(saved.normalizer_spec)
-    fast.decoder = decoder(saved.normalizer_spec)
+    fast.decoder = decoder()
     fast.add_special_tokens(
         [AddedToken(one.piece, special=True) for one in saved.pieces if one.type in (kinds.CONTROL, kinds.UNKNOWN)]
     )
@@ -87,11 +87,11 @@ def normalizer(spec: Any) -> normalizers.Normalizer:
     return normalizers.Sequence(steps)
 
 
-def decoder(spec: Any) -> decoders.Decoder:
-    """Tokens to text, as `Tokenizer.decode` does it."""
+def decoder() -> decoders.Decoder:
+    """Tokens to text, as `Tokenizer.decode` does it, but with the space that the paper's tokenizers put before a text.
+
+    What follows a prompt is often decoded alone, by transformers' pipelines too, and must keep its first space.
+    """
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     # A space comes back from single bytes where the training text had none.
-    steps.append(decoders.Replace(SPACE, " "))
-    if spec.add_dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
-    return decoders.Sequence(steps)
+    return decoders.Sequence([*steps, decoders.Replace(SPACE, " ")])
