@@ -145,7 +145,7 @@ def test_train_and_everything_after_it(
 
     times = answer(capsys, "time", str(trained), "--contexts", "8,16", "--batch-size", "2", "--repeats", "2")
     assert [(one["batch_size"], one["context"]) for one in times["timings"]] == [(2, 8), (2, 16)]
-    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
+    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2", "--device", "cpu")
     times = answer(capsys, "time", "pydocs-transformer-alibi", *flags)
     assert "SDPA" in times["timings"][0]["attention"]
 
@@ -198,10 +198,11 @@ def test_acceleration_is_the_default_and_changes_nothing_on_a_cpu(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb, more in (("evaluate", ()), ("generate", ("--prompt", "the cat", "--max-tokens", "5"))):
+        more = (*more, "--device", "cpu")
         plain = answer(capsys, verb, str(trained), *more, "--no-accelerate")
         assert answer(capsys, verb, str(trained), *more) == plain
         assert answer(capsys, verb, str(trained), *more, "--accelerate") == plain
-    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2")
+    flags = ("--contexts", "16", "--batch-tokens", "32", "--repeats", "2", "--device", "cpu")
     for choice in ((), ("--accelerate",), ("--no-accelerate",)):
         assert main(["time", str(trained), *flags, *choice]) == 0
         assert capsys.readouterr().err == ""

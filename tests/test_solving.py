@@ -130,7 +130,7 @@ def test_every_model_learns_something(name: str) -> None:
     questions = Questions.of(task.sample(np.random.default_rng(0), 16, Case(40)), form, CPU)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(12):
+    for _ in range(20):
         loss = torch.nn.functional.cross_entropy(model(questions.tokens, questions.places), questions.targets)
         losses.append(loss.item())
         optimizer.zero_grad()

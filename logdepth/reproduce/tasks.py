@@ -365,7 +365,13 @@ class _Lanes(_Here):
                 self.failed.append(f"{run.name}: {reason.read_text(encoding='utf-8')}")
                 reason.unlink()
             elif process.exitcode != STOPPED and not (self.must_stop() and -(process.exitcode or 0) in stop_signals()):
-                self.failed.append(f"{run.name}: its process ended with code {process.exitcode}; run it again")
+                self.failed.append(f"{run.name}: {_end_of(process.exitcode)}; run it again")
+
+
+def _end_of(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return "its process was killed, as systems do when memory runs out"
+    return f"its process ended with code {code}"
 
 
 def _work(run: _Run, number: int, shares: Any, parent: int) -> None:
