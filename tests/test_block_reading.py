@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wide-keys": {"counts": [3], "key_width": 128, "value_width": 16},
     "wide-values": {"counts": [3], "key_width": 16, "value_width": 128, "size": 16},
     "wide-values-of-many-tokens": {"counts": [3], "key_width": 16, "value_width": 100, "size": 64},
+    "wide-keys-of-many-tokens": {"counts": [3], "key_width": 100, "value_width": 16, "size": 64},
     "chunks-of-32": {"counts": [3], "key_width": 32, "value_width": 64, "size": 32},
     "chunks-of-64": {"counts": [4], "key_width": 64, "value_width": 64, "size": 64, "heads": 2},
 }

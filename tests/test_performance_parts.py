@@ -19,9 +19,11 @@ import torch
 from benchmarks import accelerated, gpu, program
 from benchmarks.speed import baselines, decoding, parts, startup
 from benchmarks.speed.bench import Bench
+from benchmarks.speed.kv_cache import CachedTransformer
 from benchmarks.speed.parts import PARTS, PartProcess, rehearse, run_part
 from benchmarks.speed.sizes import SINUSOIDAL, smoke
 from logdepth.errors import UserError
+from logdepth.models import TransformerConfig
 
 ROOT = Path(__file__).parent.parent
 
@@ -347,3 +349,28 @@ def test_seeds_run_in_processes_and_are_merged(
         program.run(accelerated.main)
     assert capsys.readouterr().err.endswith("seed 1 failed, as it says above\n")
     assert 1 in ended
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "alibi"])
+def test_rivals_are_one_graph_in_bfloat16(positions: str) -> None:
+    """The benchmark compiles them whole, and counts what breaks into several graphs as failed."""
+    torch.compiler.reset()
+    whole = partial(torch.compile, fullgraph=True, dynamic=False, backend="eager")
+    model = TransformerConfig(embed_width=16, num_layers=1, num_heads=2, positions=positions).build(20)
+    model = model.bfloat16().eval()
+    added = baselines.positions_for(model, 9)
+
+    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+    def features(tokens: torch.Tensor) -> torch.Tensor:
+        return baselines.features_of(model, tokens, added, attend)
+
+    tokens = torch.arange(18).view(2, 9)
+    assert torch.equal(whole(features)(tokens), features(tokens))
+    with torch.inference_mode():
+        first, second = (CachedTransformer(model, 2, 4) for _ in range(2))
+        second.caches = [(keys.clone(), values.clone()) for keys, values in first.caches]
+        compiled = whole(first.logits)
+        for column in tokens.t()[:6]:
+            assert torch.equal(compiled(column), second.logits(column))

@@ -32,14 +32,19 @@ class CachedTransformer:
     def nbytes(self) -> int:
         return sum(one.nbytes for pair in self.caches for one in pair)
 
+    def positions(self) -> Tensor | None:
+        """What is added to the embedding of the next tokens, in its dtype."""
+        if self.model.config.positions != "sinusoidal":
+            return None
+        return sinusoids(self.position, self.model.config.dim).to(self.model.embedding.weight.dtype)
+
     def step(self, tokens: Tensor) -> Tensor:
         return self.logits(tokens).argmax(-1)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """`[batch, vocab]`; the cache and the position go on by one token."""
         model = self.model
-        positions = sinusoids(self.position, model.config.dim) if model.config.positions == "sinusoidal" else None
-        features = embedded(model, tokens[:, None], positions)
+        features = embedded(model, tokens[:, None], self.positions())
         place = self.position % self.absorbed
         for (attention, mlp), (keys, values) in zip(self.layers, self.caches, strict=True):
             query, key, value = attention.project(features)

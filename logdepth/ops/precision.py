@@ -31,7 +31,7 @@ def arithmetic(precision: Precision, device: torch.device) -> torch.autocast:
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a matrix product with this operand is computed: autocast's, where autocast is on."""
     device = x.device.type
-    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
