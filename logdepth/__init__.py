@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from logdepth.blocks.scan import ScanLayer
     from logdepth.models import LM
     from logdepth.recipes import recipe
+    from logdepth.runs import PRETRAINED
     from logdepth.scanning import ScanResult, ScanState, Tree, TreeState, build_tree, reduce, scan
     from logdepth.trained import TrainedModel, load, train
 
 _MODULES = {
     "LM": "logdepth.models",
+    "PRETRAINED": "logdepth.runs",
     "MemoryLayer": "logdepth.blocks.memory",
     "ScanLayer": "logdepth.blocks.scan",
     "ScanResult": "logdepth.scanning",
@@ -34,6 +36,7 @@ and so that the scan needs only torch and numpy."""
 
 __all__ = [
     "LM",
+    "PRETRAINED",
     "MemoryLayer",
     "ScanLayer",
     "ScanResult",

@@ -27,7 +27,7 @@ from logdepth.generate import SamplingConfig, generate
 from logdepth.models import LM, LMState
 from logdepth.ops.cross_entropy import CHUNK_LOGITS, IGNORED
 from logdepth.ops.precision import Precision, arithmetic
-from logdepth.runs import RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, RunFolder, Weights, device_named
 
 SHARED = 32
 """What contexts share is read once where they begin with the same tokens, so many."""
@@ -69,7 +69,7 @@ class LogDepthLM(TemplateLM):
 
     def __init__(
         self,
-        path: str,
+        path: str = str(PRETRAINED),
         weights: Weights = "best",
         batch_size: int | str = "auto",
         max_length: int | None = None,
@@ -80,7 +80,7 @@ class LogDepthLM(TemplateLM):
     ) -> None:
         """
         Args:
-            path: the folder of a run.
+            path: the folder of a run; by default that of the small model that comes with the library.
             weights: those with the lowest validation loss ("best"), or those of the last checkpoint ("last").
             batch_size: rows of a batch; auto: as many as have 16,384 tokens.
             max_length: tokens that the model reads at most; contexts lose their first tokens. By default all tokens of

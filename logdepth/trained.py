@@ -14,7 +14,7 @@ from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, evaluate
 from logdepth.generate import SamplingConfig, generate
 from logdepth.models import LanguageModel
-from logdepth.runs import RunConfig, RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, RunConfig, RunFolder, Weights, device_named
 from logdepth.training import train as train_run
 
 
@@ -94,11 +94,11 @@ class TrainedModel:
         return self.evaluate(text, context=context).token_perplexity
 
 
-def load(path: Path | str, *, weights: Weights = "best", device: str = "auto") -> TrainedModel:
+def load(path: Path | str = PRETRAINED, *, weights: Weights = "best", device: str = "auto") -> TrainedModel:
     """The trained model in a run's folder.
 
     Args:
-        path: the folder of a run.
+        path: the folder of a run; by default that of the small model that comes with the library.
         weights: those with the lowest validation loss ("best"), or those of the last checkpoint ("last").
         device: cpu, cuda, cuda:1, and so on; auto: a GPU if there is one.
     """

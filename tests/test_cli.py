@@ -482,7 +482,7 @@ def test_an_empty_recipe_is_refused(
         ("train ptb-ar-grc --data-dir /nowhere", "the data directory /nowhere does not exist"),
         ("train --resume /nowhere", "/nowhere holds no run"),
         ("train --resume {run} --fast", "unrecognized options: --fast"),
-        ("evaluate", "RUN is missing"),
+        ("associativity", "RUN is missing"),
         ("evaluate /nowhere", "/nowhere holds no run"),
         ("evaluate {run} --contexts 0", "--contexts must be at least 1"),
         ("evaluate {run} --contexts 8 --stride 9", "--stride must be from 1 to the context; got 9 and 8"),

@@ -46,7 +46,8 @@ def test_public_names() -> None:
     functions = {"build_tree", "load", "recipe", "reduce", "scan", "train"}
     classes = {"LM", "MemoryLayer", "ScanLayer", "ScanResult", "ScanState", "TrainedModel", "Tree", "TreeState"}
     expected = classes | functions
-    assert set(logdepth.__all__) == expected | {"__version__"}
+    assert set(logdepth.__all__) == expected | {"PRETRAINED", "__version__"}
+    assert isinstance(logdepth.PRETRAINED, Path)
     for name in expected:
         assert callable(getattr(logdepth, name)), name
     with pytest.raises(AttributeError, match="no attribute 'scam'"):

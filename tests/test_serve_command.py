@@ -92,7 +92,6 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
         line = refused(capsys, "serve", str(run), "--port", port)
         assert line == f"logdepth serve: port {port} of 127.0.0.1 is in use; choose another with --port, or 0 for any"
     assert "holds no run" in refused(capsys, "serve", str(tmp_path), "--port", "0")
-    assert "RUN is missing" in refused(capsys, "serve")
     assert "--port must be from 0 to 65535; got 70000" in refused(capsys, "serve", str(run), "--port", "70000")
     assert "--host no.such.host.invalid is not an address" in refused(
         capsys, "serve", str(run), "--host", "no.such.host.invalid"

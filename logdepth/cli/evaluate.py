@@ -16,7 +16,7 @@ from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
 from logdepth.ops.precision import Precision
 from logdepth.progress import Progress
-from logdepth.runs import LoadedRun, RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, LoadedRun, RunFolder, Weights, device_named
 from logdepth.training import prepared_for
 
 UNKNOWN_TO_MENTION = 1e-3
@@ -26,8 +26,8 @@ UNKNOWN_TO_MENTION = 1e-3
 class EvaluateCommand:
     """Measure token perplexity, word perplexity and bits per byte of a run in windows of any context length."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = PRETRAINED
+    """Folder of the run; by default the small model that comes with the library."""
     split: Literal["train", "valid", "test"] | None = None
     """Split to evaluate on; by default test, and all of the text that --paths names."""
     contexts: tuple[int, ...] = ()

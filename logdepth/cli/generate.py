@@ -15,7 +15,7 @@ from logdepth.data import CORPORA
 from logdepth.errors import UserError
 from logdepth.generate import SamplingConfig, generate
 from logdepth.ops.precision import Precision
-from logdepth.runs import RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, RunFolder, Weights, device_named
 
 MAX_TEXTS = 100_000
 """Number of texts that are generated as one batch at most."""
@@ -25,8 +25,8 @@ MAX_TEXTS = 100_000
 class GenerateCommand:
     """Generate continuations of prompts. One prompt is streamed; several prompts are generated as one batch."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = PRETRAINED
+    """Folder of the run; by default the small model that comes with the library."""
     prompt: tuple[str, ...] = ("",)
     """One or more prompts; - reads a prompt from stdin. By default the prompt is empty, which starts a new document."""
     samples: int = 1
@@ -54,6 +54,8 @@ def run(arguments: Sequence[str]) -> int:
     given = [_read_stdin() if one == "-" else one for one in command.prompt]
     prompts = [one for one in given for _ in range(command.samples)]
     loaded = RunFolder(command.run).load(command.weights, device_named(command.device, "--device"))
+    if command.run == PRETRAINED:
+        print("no RUN is given: this is the small model that comes with the library", file=sys.stderr)
     if next(loaded.model.parameters()).is_cuda:
         print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
     pieces = generate(

@@ -16,7 +16,7 @@ from logdepth.data import CORPORA
 from logdepth.errors import UserError
 from logdepth.models import LM
 from logdepth.ops.precision import Precision
-from logdepth.runs import RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, RunFolder, Weights, device_named
 from logdepth.serve import Engine
 from logdepth.serve.config import ServeConfig
 
@@ -30,8 +30,8 @@ class ServeCommand:
     Without API keys, anyone who reaches the port may use it.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = PRETRAINED
+    """Folder of the run; by default the small model that comes with the library."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is all addresses of this machine."""
     port: int = 8000

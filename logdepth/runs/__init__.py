@@ -1,10 +1,11 @@
 """Runs on disk: configs, folders and weights."""
 
 from logdepth.runs.config import MACHINE_FIELDS, RunConfig, TrainConfig, decisive, device_named
-from logdepth.runs.folder import LoadedRun, RunFolder, Weights
+from logdepth.runs.folder import PRETRAINED, LoadedRun, RunFolder, Weights
 
 __all__ = [
     "MACHINE_FIELDS",
+    "PRETRAINED",
     "LoadedRun",
     "RunConfig",
     "RunFolder",

@@ -49,6 +49,8 @@ from logdepth.runs.environment import environment, typed_command
 from logdepth.runs.tensors import VALUES, load_tensors, read_record, save_tensors
 from logdepth.version import __version__
 
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
+"""The run that comes with the library, for whoever names none."""
 VERSION = 2
 """The version of config.json. Runs of version 1 carry no checksums."""
 NAMES = 2
