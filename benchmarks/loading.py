@@ -5,10 +5,12 @@
 
 A small run and one of about 100 million parameters are made by each version of the code. A process per version stays
 alive, and they take turns, so all versions see the same machine; ratios are medians over turns. Training is started up
-to its first step. Files are read from the page cache, where the cost of a checksum is largest. The target is 1.05.
+to its first step. Memory of the measurement before is given back first, as a new process has none. Files are read from
+the page cache, where the cost of a checksum is largest; with --cold, from the disk. The target is 1.05.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -41,8 +43,17 @@ from tests.tiny_corpus import write_corpus
 BAR = 1.05
 SENTENCES = 40_000
 VOCAB_SIZE = 300
-WHAT = ("load", "start training", "resume training")
+FIRST = "load in a new process"
 GENERATE = "generate --max-tokens 1"
+ALL = ("load", "start training", "resume training", FIRST, GENERATE)
+LOAD_ONCE = """
+import sys, time
+from pathlib import Path
+from logdepth.runs import RunFolder
+begin = time.perf_counter()
+RunFolder(Path(sys.argv[1])).load("last")
+print(time.perf_counter() - begin)
+"""
 
 
 class StartedError(Exception):
@@ -102,16 +113,23 @@ def serve(folder: Path, verified: bool) -> None:
 
 def turn_off_checksums() -> None:
     """Replace the functions that compute checksums in every module that has imported them."""
-    for name in ("checksum_of", "checksum_of_bytes"):
+    unverified = Anything("unverified")
+    replacements: dict[str, Callable[..., Any]] = {
+        "checksum_of": lambda _: unverified,
+        "checksum_of_bytes": lambda _: unverified,
+        "start_checksum": lambda _data, _threads: lambda: unverified,
+    }
+    for name, replacement in replacements.items():
         for module in [module for key, module in sys.modules.items() if key.startswith("logdepth")]:
             if hasattr(module, name):
-                setattr(module, name, lambda _: Anything("unverified"))
+                setattr(module, name, replacement)
 
 
 def measured(what: str, name: str, folder: Path, config: RunConfig) -> float:
     """Seconds of one measurement."""
     for file in (folder / "cache").rglob("*.bin"):
         file.touch()  # stores are verified once per process and state of the file
+    ctypes.CDLL(None).malloc_trim(0)
     number = len(list(folder.glob("new-*")))
     work: dict[str, Callable[[], Any]] = {
         "load": lambda: RunFolder(folder / name).load("last"),
@@ -163,6 +181,8 @@ class Version:
     def seconds(self, what: str, name: str) -> float:
         if what == GENERATE:
             return self._generate(name)
+        if what == FIRST:
+            return float(self._run("-c", LOAD_ONCE, str(self.folder / name)))
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([what, name]) + "\n")
         self.process.stdin.flush()
@@ -180,33 +200,49 @@ class Version:
         return line
 
     def _generate(self, name: str) -> float:
-        command = ["-m", "logdepth", "generate", str(self.folder / name), "--weights", "last", "--max-tokens", "1"]
         begin = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *command],
-            env=os.environ | {"PYTHONPATH": str(self.code)},
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=self.folder,
-        )
+        self._run("-m", "logdepth", "generate", str(self.folder / name), "--weights", "last", "--max-tokens", "1")
         return time.perf_counter() - begin
 
+    def _run(self, *arguments: str) -> bytes:
+        """Run Python with this version of the code; return what it printed."""
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | {"PYTHONPATH": str(self.code)},
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+        ).stdout
 
-def compare(versions: dict[str, Version], what: str, name: str, repeats: int) -> dict[str, Any]:
+
+def drop_caches() -> None:
+    """Make the next read of any file go to the disk."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def compare(versions: dict[str, Version], what: str, name: str, repeats: int, cold: bool) -> dict[str, Any]:
     """Measure versions in turn; return medians of seconds, and of the ratios to the other versions in a turn."""
-    if what == GENERATE:  # a process cannot be told not to verify
+    if what in (FIRST, GENERATE):  # a new process cannot be told not to verify
         versions = {version: one for version, one in versions.items() if one.verified}
     turns = []
     for turn in range(repeats + 1):
         order = list(versions) if turn % 2 else list(versions)[::-1]
-        turns.append({version: versions[version].seconds(what, name) for version in order})
+        seconds = {}
+        for version in order:
+            if cold:
+                drop_caches()
+            seconds[version] = versions[version].seconds(what, name)
+        turns.append(seconds)
     turns = turns[1:]  # the first fills caches
     others = [version for version in versions if version != "now"]
     return {
         "what": what,
         "run": name,
         "seconds": {version: statistics.median(one[version] for one in turns) for version in versions},
+        "fastest": {version: min(one[version] for one in turns) for version in versions},
+        "turns": turns,
         "ratios": {other: statistics.median(one["now"] / one[other] for one in turns) for other in others},
     }
 
@@ -217,6 +253,8 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=program.at_least(1), default=15, help="turns per measurement (default: %(default)s)"
     )
+    parser.add_argument("--what", nargs="+", choices=ALL, default=ALL, help="what to measure (default: everything)")
+    parser.add_argument("--cold", action="store_true", help="empty the page cache before each measurement, as root")
     parser.add_argument("--out", type=Path, help="JSON file for the results (default: none)")
     parser.add_argument("--serve", type=Path, help="used by this program itself: measure in this folder")
     parser.add_argument("--unverified", action="store_true", help="used by this program itself: no checksums")
@@ -234,8 +272,8 @@ def main() -> None:
         results = {"date": program.today(), "environment": environment(device), "bar": BAR, "rows": []}
         print(f"{'run':<6} {'what':<24} {'now':>9}  ratio to other versions")
         for name in ("small", "large"):
-            for what in (*WHAT, GENERATE):
-                row = compare(versions, what, name, arguments.repeats)
+            for what in arguments.what:
+                row = compare(versions, what, name, arguments.repeats, arguments.cold)
                 results["rows"].append(row)
                 ratios = [
                     f"{other} {row['seconds'][other]:.3f} s: {ratio:.3f} {'met' if ratio <= BAR else 'MISSED'}"

@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ CHECKSUM = "sha256"
 """Field of a sealed mapping with the checksum of all other fields."""
 BLOCK_BYTES = 2**23
 """Bytes that one thread hashes at a time."""
+HANDED_OVER_BYTES = 2**21
+"""Size in bytes from which a buffer is hashed by other threads. Below, handing it over takes longer than hashing it."""
 _folders_without_checksums: set[Path] = set()
 
 
@@ -32,14 +34,27 @@ def checksum_of_bytes(data: Any) -> str:
 
     It is the SHA-256 of the buffer's size and of the SHA-256 of each of its blocks.
     """
+    with hashing_threads() as threads:
+        return start_checksum(data, threads)()
+
+
+def hashing_threads() -> ThreadPoolExecutor:
+    """Return threads for `start_checksum`, as many as there are cores. They are started when they are needed."""
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+def start_checksum(data: Any, threads: Executor) -> Callable[[], str]:
+    """Start to compute `checksum_of_bytes` of a contiguous buffer; return a function that waits for the result.
+
+    The buffer must not change until then.
+    """
     view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
     blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES)]
-    if len(blocks) > 1:
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            digests = list(threads.map(_digest, blocks))
-    else:
-        digests = [_digest(block) for block in blocks]
-    return hashlib.sha256(len(view).to_bytes(8, "little") + b"".join(digests)).hexdigest()
+    if len(view) < HANDED_OVER_BYTES:
+        checksum = _combined(len(view), map(_digest, blocks))
+        return lambda: checksum
+    digests = [threads.submit(_digest, block) for block in blocks]
+    return lambda: _combined(len(view), (digest.result() for digest in digests))
 
 
 def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,3 +100,7 @@ def say_without_checksums(folder: Path) -> None:
 
 def _digest(block: memoryview) -> bytes:
     return hashlib.sha256(block).digest()
+
+
+def _combined(size: int, digests: Iterable[bytes]) -> str:
+    return hashlib.sha256(size.to_bytes(8, "little") + b"".join(digests)).hexdigest()

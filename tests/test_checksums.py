@@ -1,5 +1,6 @@
 """Checksums: any change of content is found; formatting and the order of fields are not content."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logdepth import checksums
-from logdepth.checksums import checksum_of_bytes, seal, unseal
+from logdepth.checksums import checksum_of_bytes, hashing_threads, seal, start_checksum, unseal
 from logdepth.errors import UserError
 
 values = st.recursive(
@@ -57,3 +58,18 @@ def test_every_bit_counts(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
             flipped[place] ^= 1 << bit
             found.add(checksum_of_bytes(flipped))
     assert len(found) == 2 + 8 * size
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200, 256])
+def test_threads_compute_what_the_definition_says(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The definition must not change: files that exist name these checksums."""
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 64)
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+    blocks = [hashlib.sha256(data[start : start + 64]).digest() for start in range(0, size, 64)]
+    expected = hashlib.sha256(size.to_bytes(8, "little") + b"".join(blocks)).hexdigest()
+    for handed_over_bytes in (1, 2**20):
+        monkeypatch.setattr(checksums, "HANDED_OVER_BYTES", handed_over_bytes)
+        assert checksum_of_bytes(data) == expected
+        with hashing_threads() as threads:
+            checksum = start_checksum(data, threads)
+        assert checksum() == checksum() == expected

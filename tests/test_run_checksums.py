@@ -459,3 +459,14 @@ def test_a_closed_terminal_saves(corpus: Path, tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGHUP, previous)
     same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_loaded_weights_have_the_dtype_of_the_model(run: Path) -> None:
+    file = RunFolder(run).weights("last")
+    before = RunFolder(run).load("last").model.state_dict()
+    RunFolder(run).checkpoint.unlink()  # it names the weights that are replaced here
+    tensors, record = load_tensors(file)
+    save_tensors(file, {name: one.double() for name, one in tensors.items()}, record)
+    after = RunFolder(run).load("last").model
+    assert all(one.requires_grad for one in after.parameters())
+    torch.testing.assert_close(after.state_dict(), before, rtol=0, atol=0)

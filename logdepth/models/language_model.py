@@ -118,8 +118,12 @@ class LanguageModel(nn.Module, ABC):
         return nullcontext()
 
     def allocate(self, device: torch.device | str) -> None:
-        """Allocates a model that was built on the meta device; its weights are then to be loaded."""
-        self.to_empty(device=device)
+        """Allocates what is on the meta device, without values, and moves to the device what has been loaded."""
+
+        def allocated(one: Tensor) -> Tensor:
+            return torch.empty_like(one, device=device) if one.is_meta else one.to(device)
+
+        self._apply(allocated)  # type: ignore[no-untyped-call]
 
     def attention_in_words(self) -> str | None:
         """What computes attention in a forward pass on this device and in this dtype; None in models without it."""

@@ -1,4 +1,4 @@
-"""Building a model without memory or values for its weights, to count or to load them."""
+"""Building a model without memory or values for its weights, to count, load or restore them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-FILLS = {"normal_", "uniform_"}
-"""In-place functions that fill a tensor with first values. On the meta device they would import torch's compiler, in
-about a second, to compute nothing."""
+FILLS = {"normal_", "uniform_", "kaiming_uniform_"}
+"""In-place functions that fill a tensor with first values. On the meta device they would take time to compute nothing;
+the first two would import torch's compiler, in about a second."""
 
 
 @contextmanager

@@ -193,8 +193,8 @@ class RunFolder:
         tensors, record = self.read_weights(which)
         with unallocated():
             model = config.model.build(tokenizer.vocab_size)
+        load_weights(model, tensors, file, assign=True)
         model.allocate(device)
-        load_weights(model, tensors, file)
         return LoadedRun(config, model.eval(), tokenizer, record["step"])
 
     def append_metrics(self, lines: list[dict[str, Any]]) -> None:
@@ -428,10 +428,20 @@ def _translated(tensors: dict[str, Tensor], translate: Callable[[str], str | Non
     return found
 
 
-def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path) -> None:
-    """Loads weights into a model; missing weights, other shapes and unknown weights are errors."""
+def load_weights(model: LanguageModel, tensors: dict[str, Tensor], file: Path, *, assign: bool = False) -> None:
+    """Loads weights into a model; missing weights, other shapes and unknown weights are errors.
+
+    Args:
+        model: the model.
+        tensors: its weights.
+        file: the file that they were read from, for messages.
+        assign: whether the tensors become the model's weights. Otherwise, they are copied into them.
+    """
+    if assign:
+        dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
+        tensors = {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in tensors.items()}
     try:
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        missing, unexpected = model.load_state_dict(tensors, strict=False, assign=assign)
     except RuntimeError as error:
         raise UserError(f"{file} does not fit the model ({str(error).splitlines()[1].strip()})") from None
     for what, names in (("no", missing), ("a", unexpected)):

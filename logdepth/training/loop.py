@@ -20,7 +20,7 @@ from logdepth.capture import Captured
 from logdepth.data import Batches, Prepared, TokenStore
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, perplexity
-from logdepth.models import LanguageModel, num_parameters
+from logdepth.models import LanguageModel, num_parameters, unallocated
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.runs.environment import environment
 from logdepth.runs.folder import load_weights
@@ -51,7 +51,10 @@ class Trainer:
         prepared.stores["valid"].verify()  # now, and not at the first validation
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         torch.manual_seed(config.seed)
-        self.model: LanguageModel = config.model.build(prepared.tokenizer.vocab_size).to(device)
+        begun = folder.checkpoint.is_file() or train.init_from is not None
+        with unallocated() if begun else contextlib.nullcontext():  # weights that are read need no initial values
+            self.model: LanguageModel = config.model.build(prepared.tokenizer.vocab_size)
+        self.model.allocate(device)
         self.loss = NextTokenLoss(self.model)
         self.optimizer = ModelOptimizer(self.model, train)
         self.checkpoints = Checkpoints(folder, self.model, self.optimizer)
