@@ -29,7 +29,7 @@ install: $(STAMP) ## create .venv with the package and all dependencies of its c
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,report,sweep,serve,hf,eval,docs,mutation]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,data,report,sweep,serve,hf,eval,onnx,docs,mutation]'
 	touch $(STAMP) $(DEMO_STAMP)
 
 lint: $(STAMP) ## check style and formatting without changing files

@@ -8,6 +8,7 @@ from logdepth.version import __version__
 if TYPE_CHECKING:
     from logdepth.blocks.memory import MemoryLayer
     from logdepth.blocks.scan import ScanLayer
+    from logdepth.decoding.exported_step import export_step
     from logdepth.models import LM
     from logdepth.recipes import recipe
     from logdepth.runs import PRETRAINED
@@ -25,6 +26,7 @@ _MODULES = {
     "TreeState": "logdepth.scanning",
     "TrainedModel": "logdepth.trained",
     "build_tree": "logdepth.scanning",
+    "export_step": "logdepth.decoding.exported_step",
     "load": "logdepth.trained",
     "recipe": "logdepth.recipes",
     "reduce": "logdepth.scanning",
@@ -46,6 +48,7 @@ __all__ = [
     "TreeState",
     "__version__",
     "build_tree",
+    "export_step",
     "load",
     "recipe",
     "reduce",

@@ -21,6 +21,7 @@ EXAMPLES = (
     "docs/your-own-model.md",
     "docs/memory.md",
     "docs/tasks.md",
+    "docs/onnx.md",
 )
 
 
@@ -43,7 +44,7 @@ def test_the_core_imports_torch_and_numpy_alone() -> None:
 
 
 def test_public_names() -> None:
-    functions = {"build_tree", "load", "recipe", "reduce", "scan", "train"}
+    functions = {"build_tree", "export_step", "load", "recipe", "reduce", "scan", "train"}
     classes = {"LM", "MemoryLayer", "ScanLayer", "ScanResult", "ScanState", "TrainedModel", "Tree", "TreeState"}
     expected = classes | functions
     assert set(logdepth.__all__) == expected | {"PRETRAINED", "__version__"}

@@ -1,6 +1,7 @@
 """Attention block: x + dropout(W_out · attention(norm(x))), full or in a sliding window."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -287,6 +288,15 @@ class StaticKeyValues:
         columns = longest if self.window is None else min(longest, self.window - 1)
         whole = self.cached.select(torch.from_numpy(rows))
         return _latest(whole, columns)
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        columns = longest if self.window is None else self.window
+        return (self.cached if self.keys.shape[2] == columns else _placed(self.cached, columns))._asdict()
+
+    def on(self, exported: Mapping[str, Tensor]) -> "StaticKeyValues":
+        state = copy.copy(self)
+        state.keys, state.values, state.positions = (exported[name].clone() for name in KeyValueState._fields)
+        return state
 
     def _resize(self, capacity: int, state: KeyValueState) -> None:
         self.keys, self.values, self.positions = _placed(state, capacity)

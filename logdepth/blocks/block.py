@@ -6,7 +6,7 @@ state, which has memory of fixed size and is changed in place by each decoded to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -67,6 +67,14 @@ class StaticState(Protocol):
 
     def state(self, lengths: Ints, rows: Ints) -> BlockState:
         """The given rows as an ordinary state; `lengths` are those of all rows."""
+        ...
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        """What it holds as named tensors `[batch, …]`, with room for rows of this length."""
+        ...
+
+    def on(self, exported: Mapping[str, Tensor]) -> Self:
+        """A state on tensors that `exported` returned, which stay as they are, for steps of the shape `AnyLength`."""
         ...
 
 
@@ -170,6 +178,24 @@ class StaticTensors(TensorState):
     def state(self, lengths: Ints, rows: Ints) -> TensorState:
         del lengths
         return TensorState(self.tensors).select(torch.from_numpy(rows))
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        del longest
+        return {str(number): one for number, one in enumerate(self.tensors)}
+
+    def on(self, exported: Mapping[str, Tensor]) -> "StaticTensors":
+        return StaticTensors(TensorState(tuple(exported.values())))
+
+
+def with_names(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of named parts, as `part.tensor`."""
+    return {f"{part}.{name}": one for part, tensors in parts.items() for name, one in tensors.items()}
+
+
+def part_named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a part, from what `with_names` made."""
+    start = f"{part}."
+    return {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}
 
 
 class BlockConfig(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 from logdepth.scanning import LengthsLike
 from logdepth.scanning.integers import integers
 from logdepth.scanning.lengths import Ints
-from logdepth.scanning.step import Apart, Together
+from logdepth.scanning.step import AnyLength, Apart, Together
 
 
 class Layout:
@@ -147,7 +147,7 @@ class Layout:
 class StepLayout(Layout):
     """One more token of every row, for static states: everything that differs between steps is in memory of its own."""
 
-    def __init__(self, positions: Tensor, shape: Together | Apart, index: Tensor) -> None:
+    def __init__(self, positions: Tensor, shape: Together | Apart | AnyLength, index: Tensor) -> None:
         """
         Args:
             positions: of the tokens, `[rows, 1]`, on the device.

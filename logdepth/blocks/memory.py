@@ -22,7 +22,7 @@ gates can scale what a merge keeps of the earlier block (`operators/matrix_affin
 `ops/delta_rule_reference.py` is the definition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logdepth.blocks.block import Block, StaticState, StaticTensors, TensorState
+from logdepth.blocks.block import Block, StaticState, StaticTensors, TensorState, part_named, with_names
 from logdepth.blocks.layout import Layout, StepLayout
 from logdepth.blocks.pieces import Pieces, pieces_of, prefix_index
 from logdepth.blocks.short_conv import ShortConv
@@ -180,6 +180,14 @@ class StaticMemoryState(NamedTuple):
     def state(self, lengths: Ints, rows: Ints) -> MemoryState:
         tree = self.tree.state(lengths // self.chunk, rows)
         return MemoryState(torch.from_numpy(lengths[rows]), tree, self.tensors.state(lengths, rows))
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        tree = self.tree.exported(longest // self.chunk)
+        return with_names({"tree": tree, "tensors": self.tensors.exported(longest)})
+
+    def on(self, exported: Mapping[str, Tensor]) -> "StaticMemoryState":
+        tree, tensors = self.tree.on(part_named("tree", exported)), self.tensors.on(part_named("tensors", exported))
+        return StaticMemoryState(self.chunk, tree, tensors)
 
 
 class Tokens(NamedTuple):
@@ -329,6 +337,10 @@ class MemoryLayer(nn.Module):
             elif self.reads_levels:
                 outputs, memory, tree, lengths = self._read_levels(tokens, state, layout, precision)
                 state = MemoryState(lengths, tree, TensorState((memory, *window)))
+            elif isinstance(layout, StepLayout):
+                assert memory is not None
+                outputs, memory = self._step_fold(tokens, memory)
+                state = TensorState((memory, *window))
             else:
                 outputs, memory = self._read_fold(tokens, memory, layout, precision)
                 state = TensorState((memory, *window))
@@ -452,18 +464,27 @@ class MemoryLayer(nn.Module):
         """Outputs `[…, heads, value_width]` in the layout of the tokens."""
         return pieces.joined(outputs.transpose(1, 2)).view(*layout.shape, self.heads, self.value_width)
 
+    def _step_fold(self, tokens: Tokens, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of one token of every row, and the memory S after it."""
+        queries, memory = self._written(Tokens(*(part[:, 0] for part in tokens)), memory)
+        return (queries @ memory).transpose(1, 2), memory
+
+    def _written(self, one: Tokens, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """The query of one token of every row, `[rows, heads, 1, key_width]`, and matrices after the token."""
+        widths = [self.key_width, self.key_width, self.value_width]
+        queries, keys, values = torch.split(one.vectors.to(self._dtype), widths, dim=-1)
+        after = delta_step(matrices, normalised(keys), values, one.log_decay, one.strength)
+        return normalised(queries)[:, :, None], after
+
     def _step_in_place(self, tokens: Tokens, state: StaticMemoryState, layout: StepLayout) -> tuple[Tensor, Tensor]:
         """Outputs of one token of every row, and the open chunks. Which blocks are read is decided on the device."""
         one = Tokens(*(part[:, 0] for part in tokens))
         memories, sums = self._parts(state.tensors.tensors[0])
-        widths = [self.key_width, self.key_width, self.value_width]
-        queries, keys, values = torch.split(one.vectors.to(self._dtype), widths, dim=-1)
-        own = delta_step(self.operator.matrices(memories), normalised(keys), values, one.log_decay, one.strength)
+        queries, own = self._written(one, self.operator.matrices(memories))
         opened = own.flatten(1)
         if self.summary:
             opened = torch.cat([opened, sums + one.summarised.flatten(1)], dim=1)
         transition, written = torch.split(own, self.operator.widths, dim=-1)
-        queries = normalised(queries)[:, :, None]
         outputs, queries = queries @ written, queries @ transition
         positions = layout.row_positions(opened.device)
         for level, blocks in enumerate(state.tree.blocks):

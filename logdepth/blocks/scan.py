@@ -3,7 +3,7 @@
 y = W_out (SiLU(W_gate · x) ∘ scan(⊙, LN(conv(W_in · x))))        one operator and one scan per head
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logdepth.blocks.block import Block, StaticTensors, TensorState
+from logdepth.blocks.block import Block, StaticTensors, TensorState, part_named, with_names
 from logdepth.blocks.layout import Layout
 from logdepth.blocks.paper_layer import as_elements, scanned
 from logdepth.blocks.short_conv import ShortConv
@@ -120,6 +120,15 @@ class StaticScanLayerState(NamedTuple):
     def state(self, lengths: Ints, rows: Ints) -> ScanLayerState:
         conv = None if self.conv is None else self.conv.state(lengths, rows)
         return ScanLayerState(tuple(one.state(lengths, rows) for one in self.scans), conv)
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        parts = {f"scan{number}": one.exported(longest) for number, one in enumerate(self.scans)}
+        return with_names(parts | ({} if self.conv is None else {"conv": self.conv.exported(longest)}))
+
+    def on(self, exported: Mapping[str, Tensor]) -> "StaticScanLayerState":
+        scans = [one.on(part_named(f"scan{number}", exported)) for number, one in enumerate(self.scans)]
+        conv = None if self.conv is None else self.conv.on(part_named("conv", exported))
+        return StaticScanLayerState(tuple(scans), conv)
 
 
 class ScanLayer(nn.Module):

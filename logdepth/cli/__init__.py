@@ -28,7 +28,7 @@ VERBS = {
     "time": "measure a model's speed by context length",
     "associativity": "measure how far a run's operator is from associative",
     "generate": "generate text with a run",
-    "export": "write a run as a Hugging Face model, and such a model as a run",
+    "export": "write a run as a model for Hugging Face or ONNX Runtime, and such a model as a run",
     "serve": "serve a run to OpenAI's clients and to browsers",
     "corpora": "list the corpora",
     "tasks": "list the tasks of state tracking, recall and counting, or print examples of one",

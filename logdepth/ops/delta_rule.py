@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from logdepth.ops.dispatch import backward_by_kernels, on_device_of, use_kernels
 from logdepth.ops.precision import dot_precision
@@ -138,16 +139,16 @@ def delta_chunk(queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor
 
 
 def delta_step(matrices: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor) -> Tensor:
-    """[M | S] after one more token, in place of a product with the matrix of the token.
+    """[M | S] after one more token, in place of a product with the matrix of the token; or S alone.
 
     Args:
-        matrices: [M | S] before it, `[rows, heads, key_width, key_width + value_width]`.
+        matrices: [M | S] before it, `[rows, heads, key_width, key_width + value_width]`; or S, without M.
         key: `[rows, heads, key_width]`.
         value: `[rows, heads, value_width]`.
         log_decay: `[rows, heads]`; likewise `strength`.
     """
     decayed = log_decay.exp()[..., None, None] * matrices
-    target = torch.cat([torch.zeros_like(key), value], dim=-1)[..., None, :]
+    target = F.pad(value, (matrices.shape[-1] - value.shape[-1], 0))[..., None, :]
     correction = strength[..., None, None] * (target - key[..., None, :] @ decayed)
     return decayed + key[..., :, None] * correction
 

@@ -49,7 +49,9 @@ def dot_precision(x: Tensor | None = None) -> DotPrecision:
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A scope in which products with such tensors are computed in their own dtype."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    available = torch.amp.is_autocast_available(device)
+    on = available and torch.is_autocast_enabled(device)  # where it is off, exported graphs need no scope of it
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 class Casts:

@@ -5,17 +5,19 @@ level l and above: where bit l is not set, the prefix onto which a new block of 
 nothing.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from logdepth.scanning.device_index import index_on
 from logdepth.scanning.lengths import Bools, Ints, Lengths
 from logdepth.scanning.merge import Operator, OperatorPair, operator_pair
 from logdepth.scanning.state import ScanState, TreeState, table_rows
-from logdepth.scanning.step import Apart, Together
+from logdepth.scanning.step import AnyLength, Apart, Together
 from logdepth.shapes import Roots, Rows
 
 
@@ -38,6 +40,20 @@ class StaticTreeState:
         tables = cls(*[torch.zeros(shape, dtype=state.dtype, device=state.device) for _ in cls.kind.tables])
         tables.replace(np.arange(len(state)), state)
         return tables
+
+    def exported(self, longest: int) -> dict[str, Tensor]:
+        """Its tables as tensors `[batch, levels, width]`, with room for rows of this length."""
+        levels = max(1, longest.bit_length())
+        missing = levels - len(self.blocks)
+        tables = self.tables if missing <= 0 else [F.pad(one, (0, 0, 0, 0, 0, missing)) for one in self.tables]
+        parts = [one[:levels, : self.batch].transpose(0, 1) for one in tables]
+        return dict(zip(self.kind.tables, parts, strict=True))
+
+    def on(self, exported: Mapping[str, Tensor]) -> Self:
+        """Such a state on exported tables. Steps of the shape `AnyLength` are its only ones; they make new tables."""
+        state = type(self)(*(exported[name].transpose(0, 1) for name in self.kind.tables))
+        state.batch = state.blocks.shape[1]
+        return state
 
     @property
     def capacity(self) -> int:
@@ -80,13 +96,22 @@ class StaticTreeState:
         return sum(one.nbytes for one in self.tables)
 
     def carry(
-        self, operator: Operator, elements: Rows, shape: Together | Apart, index: Tensor, tokens_as_bits: int
+        self,
+        operator: Operator,
+        elements: Rows,
+        shape: Together | Apart | AnyLength,
+        index: Tensor,
+        tokens_as_bits: int,
     ) -> None:
         """Absorbs an element of every row whose new token completes one, without any fold.
 
         An element is 2^`tokens_as_bits` tokens, and `shape` is the step of one more token. So a row completes an
         element if its token carries through the lowest bits, and carries on with it through the bits above.
         """
+        if isinstance(shape, AnyLength):
+            completes = (shape.lengths + 1) % (1 << tokens_as_bits) == 0
+            self._carry_any(operator, elements, shape.lengths >> tokens_as_bits, completes)
+            return
         if isinstance(shape, Together):
             if shape.carry >= tokens_as_bits:
                 for level in range(shape.carry - tokens_as_bits):
@@ -105,6 +130,42 @@ class StaticTreeState:
         source = lists.made[: counts[0]] - sum(below)
         place = (lists.held[: counts[0]] - tokens_as_bits * (self.batch + 1)).where(source >= 0, self.batch)
         self.blocks.flatten(0, 1).index_copy_(0, place, torch.cat(made).index_select(0, source.clamp(min=0)))
+
+    def _carry_any(self, operator: Operator, block: Rows, lengths: Tensor, completes: Tensor) -> tuple[Rows, Tensor]:
+        """Absorbs an element of the rows that complete one; returns their new blocks, and where these are.
+
+        Merges run level by level as long as a row needs one.
+
+        Args:
+            operator: merges blocks.
+            block: the element of each row.
+            lengths: elements of each row before, a binary counter.
+            completes: the rows that absorb one.
+
+        Returns:
+            The new block of each row, and whether it is of a level, `[levels, batch]`.
+        """
+        from torch._higher_order_ops.while_loop import while_loop  # it imports torch's compiler
+
+        blocks, sizes = self.blocks, 2 ** torch.arange(len(self.blocks), device=lengths.device)
+        lengths = lengths & (2 ** len(self.blocks) - 1)  # longer ones have no answer, and must not read beyond the end
+
+        def goes_on(level: Tensor, needed: Tensor, block: Rows) -> Tensor:
+            del level, block
+            return needed.any()
+
+        def merge(level: Tensor, needed: Tensor, block: Rows) -> tuple[Tensor, Tensor, Rows]:
+            merged = self._merged(operator, blocks.index_select(0, level)[0], block)
+            taken_above = lengths & (2 * sizes.index_select(0, level)) > 0
+            return level + 1, needed & taken_above, torch.where(needed[:, None], merged, block)
+
+        needed = completes & (lengths & 1 > 0)
+        block = block.clone(memory_format=torch.contiguous_format)  # a loop keeps strides, also those of a single row
+        first = torch.zeros_like(lengths[:1]), needed, block
+        _, _, block = while_loop(goes_on, merge, first)  # type: ignore[no-untyped-call]
+        added = completes & (sizes[:, None] == ~lengths & (lengths + 1))
+        self.blocks = torch.where(added[..., None], block, self.blocks)
+        return block, added
 
     def _fill(self, rows: Ints, state: Any, held: Bools, table: Ints) -> None:
         """Copies the state's tables; `held` and `table` are those of `table_rows`."""
@@ -132,13 +193,15 @@ class StaticScanState(StaticTreeState):
         self.prefixes = prefixes
 
     def advance(
-        self, operator: Operator | OperatorPair, leaves: Roots, shape: Together | Apart, index: Tensor
+        self, operator: Operator | OperatorPair, leaves: Roots, shape: Together | Apart | AnyLength, index: Tensor
     ) -> Roots:
         """Absorbs one element of every row; returns the prefixes that end with them, valid until the next call."""
         up, down = operator_pair(operator)
         leaves = leaves.to(self.blocks.dtype)
         if isinstance(shape, Together):
             self._advance_together(up, down, leaves, shape)
+        elif isinstance(shape, AnyLength):
+            self._advance_any(up, down, leaves, shape)
         else:
             self._advance_apart(up, down, leaves, shape, index)
         return self.prefixes[0, : self.batch]
@@ -151,6 +214,16 @@ class StaticScanState(StaticTreeState):
         self.blocks[carry, : self.batch] = block
         prefix = self._merged(down, self.prefixes[carry, : self.batch], block) if shape.folds else block
         self.prefixes[: carry + 1, : self.batch] = prefix
+
+    def _advance_any(self, up: Operator, down: Operator, leaves: Roots, shape: AnyLength) -> None:
+        lengths = shape.lengths
+        block, added = self._carry_any(up, leaves, lengths, torch.ones_like(lengths, dtype=torch.bool))
+        level = added.to(torch.int64).argmax(dim=0)
+        above = self.prefixes.gather(0, level[None, :, None].expand(1, *block.shape))[0]
+        folds = lengths > (lengths & ~(lengths + 1))  # as in `next_step`
+        prefix = torch.where(folds[:, None], self._merged(down, above, block), block)
+        levels = torch.arange(len(self.prefixes), device=lengths.device)
+        self.prefixes = torch.where((levels[:, None] <= level)[..., None], prefix, self.prefixes)
 
     def _advance_apart(self, up: Operator, down: Operator, leaves: Roots, shape: Apart, index: Tensor) -> None:
         lists = shape.lists(index)

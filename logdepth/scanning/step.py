@@ -69,6 +69,16 @@ class Apart:
         return Lists(order, made, held, fold_made, fold_held, parts[-2], parts[-1])
 
 
+class AnyLength(NamedTuple):
+    """The shape of a step that serves rows of every length, so that a graph of it can be exported.
+
+    Which merges are made is decided where the lengths are.
+    """
+
+    lengths: Tensor
+    """[batch] The length of each row before the step."""
+
+
 class Step(NamedTuple):
     """One more element of every row."""
 
