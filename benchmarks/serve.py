@@ -1,6 +1,6 @@
 """Measures `logdepth serve` under load, on loopback: a server process of its own, and a client here.
 
-    python benchmarks/serve.py RUN                  # a run of your own
+    python benchmarks/serve.py                      # the model that comes with the library, or RUN
     python benchmarks/serve.py --smoke              # a tiny model: checks that the program runs, and measures nothing
 
 | what | how |
@@ -44,7 +44,7 @@ from logdepth.decoding.continuation import Continuation, choose_next
 from logdepth.errors import UserError
 from logdepth.models import LM
 from logdepth.ops.precision import arithmetic
-from logdepth.runs import LoadedRun, RunFolder, device_named
+from logdepth.runs import PRETRAINED, LoadedRun, RunFolder, device_named
 from logdepth.runs.environment import environment
 from logdepth.serve.saved_states import SavedStates
 from logdepth.serve.snapshots import Snapshot
@@ -404,7 +404,7 @@ def verdicts(results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = program.Parser(__doc__)
-    parser.add_argument("run", nargs="?", type=Path, help="folder of a run; needed without --smoke")
+    parser.add_argument("run", nargs="?", type=Path, default=PRETRAINED, help="folder of a run (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="few and small requests to a tiny model")
     parser.add_argument("--device", default="auto", help="of the server and of the Decoder")
     parser.add_argument("--turns", type=program.at_least(1), help="turns of the throughput; by default 5")
