@@ -413,8 +413,6 @@ def main() -> None:
         "--only", nargs="+", choices=("throughput", "streams", "prefix", "fork"), help="these parts alone"
     )
     chosen = parser.parse_args()
-    if not chosen.smoke and chosen.run is None:
-        raise UserError("give the folder of a run, or --smoke")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     sizes = SMOKE if chosen.smoke else Sizes()
