@@ -8,7 +8,7 @@ WORKERS ?= 2
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install lint format types imports docs unit test mutation hostile benchmark figures performance experiments results clean
+.PHONY: help demo install lint format types imports docs unit test mutation hostile benchmark figures notebooks performance experiments results clean
 
 help: ## list all targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ figures: $(STAMP) ## draw the README's figures from results/
 	$(BIN)/python docs/figures/draw_scan.py
 	$(BIN)/python docs/figures/draw_benchmark.py
 	$(BIN)/python docs/figures/draw_demo.py
+
+notebooks: $(STAMP) ## execute docs/notebooks and store what they print and draw (a minute on one core)
+	$(BIN)/python docs/notebooks/notebooks.py
 
 performance: $(STAMP) ## write docs/performance.md and its figures from results/speed-*.json
 	$(BIN)/python docs/figures/draw_speed.py
