@@ -34,6 +34,9 @@ def checksum_of_bytes(data: Any) -> str:
 
     It is the SHA-256 of the buffer's size and of the SHA-256 of each of its blocks.
     """
+    blocks = _blocks(data)
+    if len(blocks) < 2:  # no other thread could help
+        return _combined(blocks, map(_digest, blocks))
     with hashing_threads() as threads:
         return start_checksum(data, threads)()
 
@@ -48,13 +51,12 @@ def start_checksum(data: Any, threads: Executor) -> Callable[[], str]:
 
     The buffer must not change until then.
     """
-    view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-    blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES)]
-    if len(view) < HANDED_OVER_BYTES:
-        checksum = _combined(len(view), map(_digest, blocks))
+    blocks = _blocks(data)
+    if sum(map(len, blocks)) < HANDED_OVER_BYTES:
+        checksum = _combined(blocks, map(_digest, blocks))
         return lambda: checksum
     digests = [threads.submit(_digest, block) for block in blocks]
-    return lambda: _combined(len(view), (digest.result() for digest in digests))
+    return lambda: _combined(blocks, (digest.result() for digest in digests))
 
 
 def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +100,15 @@ def say_without_checksums(folder: Path) -> None:
         )
 
 
+def _blocks(data: Any) -> list[memoryview]:
+    view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    return [view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES)]
+
+
 def _digest(block: memoryview) -> bytes:
     return hashlib.sha256(block).digest()
 
 
-def _combined(size: int, digests: Iterable[bytes]) -> str:
+def _combined(blocks: list[memoryview], digests: Iterable[bytes]) -> str:
+    size = sum(map(len, blocks))
     return hashlib.sha256(size.to_bytes(8, "little") + b"".join(digests)).hexdigest()
