@@ -41,7 +41,6 @@ from logdepth.atomic import write_json
 from logdepth.data import CORPORA
 from logdepth.decoding import Decoder, SamplingConfig
 from logdepth.decoding.continuation import Continuation, choose_next
-from logdepth.errors import UserError
 from logdepth.models import LM
 from logdepth.ops.precision import arithmetic
 from logdepth.runs import PRETRAINED, LoadedRun, RunFolder, device_named
