@@ -73,7 +73,7 @@ figures: $(STAMP) ## draw the README's figures from results/
 	$(BIN)/python docs/figures/draw_demo.py
 
 notebooks: $(STAMP) ## execute docs/notebooks and store what they print and draw (a minute on one core)
-	$(BIN)/python docs/notebooks/notebooks.py
+	$(BIN)/python docs/figures/notebooks.py
 
 performance: $(STAMP) ## write docs/performance.md and its figures from results/speed-*.json
 	$(BIN)/python docs/figures/draw_speed.py

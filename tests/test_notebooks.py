@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 import torch
 
-from docs.notebooks.notebooks import NAMES, code_cells, differences, execute, page, read
+from notebooks import NAMES, code_cells, differences, execute, page, read
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,7 +30,7 @@ def test_notebooks_are_short_and_stored_as_executed(name: str) -> None:
     assert 10 <= len(notebook["cells"]) <= 20
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     text, images = page(name, notebook)
-    for cell in notebook["cells"]:
+    for cell in cells:
         assert "".join(cell["source"]) in text
     drawn = [one for cell in cells for one in cell["outputs"] if "image/png" in one.get("data", {})]
     assert len(images) == len(drawn) > 0

@@ -1,6 +1,6 @@
-"""The notebooks beside this file: executed without Jupyter, compared with what they show, and made pages of the site.
+"""The notebooks of docs/notebooks: executed without Jupyter, compared with what they show, and made pages of the site.
 
-    python docs/notebooks/notebooks.py      # execute all, and store what they print and draw
+    python docs/figures/notebooks.py      # execute all, and store what they print and draw
 
 A cell is executed as Jupyter does it: what it prints, the value of its last line, then its figures. mkdocs reads this
 file as a hook, which turns each notebook into a page.
@@ -19,8 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
-NAMES = ("the-scan-in-ten-minutes", "train-and-inspect-a-model", "the-layer-in-your-own-network")
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NAMES = (
+    "the-scan-in-ten-minutes",
+    "train-and-inspect-a-model",
+    "the-layer-in-your-own-network",
+)
 VARIES = "varies"
 """Tag of cells whose numbers and words differ from machine to machine, such as times."""
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
@@ -62,10 +66,23 @@ def _run(source: str, scope: dict[str, Any], number: int) -> list[Output]:
             value = eval(compile(ast.Expression(last.value), file, "eval"), scope)
     outputs: list[Output] = []
     if printed.getvalue():
-        outputs.append({"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())})
+        outputs.append(
+            {
+                "output_type": "stream",
+                "name": "stdout",
+                "text": _lines(printed.getvalue()),
+            }
+        )
     if value is not None and not source.endswith(";"):
         data = {"text/plain": _lines(repr(value))}
-        outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
+        outputs.append(
+            {
+                "output_type": "execute_result",
+                "execution_count": number,
+                "metadata": {},
+                "data": data,
+            }
+        )
     return outputs + list(_figures())
 
 
@@ -77,10 +94,19 @@ def _figures() -> Iterator[Output]:
 
     for number in pyplot.get_fignums():
         figure, image = pyplot.figure(number), io.BytesIO()
-        figure.savefig(image, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+        figure.savefig(
+            image,
+            format="png",
+            dpi=110,
+            bbox_inches="tight",
+            metadata={"Software": None},
+        )
         titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
         alt = "; ".join(title for title in titles if title)
-        data = {"image/png": base64.b64encode(image.getvalue()).decode(), "text/plain": [alt]}
+        data = {
+            "image/png": base64.b64encode(image.getvalue()).decode(),
+            "text/plain": [alt],
+        }
         yield {"output_type": "display_data", "metadata": {}, "data": data}
         pyplot.close(figure)
 
@@ -120,6 +146,8 @@ def page(name: str, notebook: Notebook) -> tuple[str, dict[str, bytes]]:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            for other in NAMES:  # a page links to pages
+                source = source.replace(f"]({other}.ipynb)", f"]({other}.md)")
             parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
