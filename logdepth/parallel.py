@@ -10,11 +10,12 @@ import contextlib
 import datetime
 import json
 import os
+import secrets
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -151,6 +152,7 @@ def _number(name: str) -> int:
 
 def _join(rank: int, world_size: int) -> None:
     """Meets the other ranks, checks that all run the same code, and opens the ways for their messages."""
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     global _store
@@ -163,19 +165,8 @@ def _join(rank: int, world_size: int) -> None:
             f"rank {rank} of {world_size} did not reach the others at {where} within {ARRIVAL_SECONDS:.0f} s "
             f"({_first_line(error)}); are all processes started, with the same --rdzv-endpoint?"
         ) from None
-    _store = store
-    facts = environment(torch.device("cpu"))
-    store.set(f"here/{rank}", json.dumps({name: facts[name] for name in ALIKE}))
-    until = time.monotonic() + ARRIVAL_SECONDS
-    missing = list(range(world_size))
-    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
-        if time.monotonic() > until:
-            raise UserError(
-                f"{_ranks_in_words(missing)} of {world_size} did not arrive within {ARRIVAL_SECONDS:.0f} s; are all "
-                "machines started, with the same --nnodes and --rdzv-endpoint?"
-            )
-        time.sleep(0.05)
-    every = [json.loads(store.get(f"here/{one}")) for one in range(world_size)]
+    _store = PrefixStore(_gathered(store, rank, world_size), store)
+    every = [json.loads(_store.get(f"facts/{one}")) for one in range(world_size)]
     for other, theirs in enumerate(every):
         for name in ALIKE:
             if theirs[name] != every[0][name]:
@@ -186,11 +177,48 @@ def _join(rank: int, world_size: int) -> None:
     backend = "cpu:gloo,cuda:nccl" if _has_own_gpu() else "gloo"
     dist.init_process_group(
         backend,
-        store=store,
+        store=_store,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(hours=MESSAGE_HOURS),
     )
+
+
+def _gathered(store: Any, rank: int, world_size: int) -> str:
+    """Waits for all ranks; returns a name for their meeting, under which each has left its facts.
+
+    The store may be that of torchrun, which outlives its processes: it holds what ranks wrote that were killed since.
+    So each announces a token of its own, the first rank calls the roll of all tokens, and a roll counts when every rank
+    has found its token in it.
+    """
+    mine, until = secrets.token_hex(8), time.monotonic() + ARRIVAL_SECONDS
+    facts = environment(torch.device("cpu"))
+    store.set(f"token/{rank}", mine)
+    called: dict[str, Any] = {}
+    answered = ""
+    while True:
+        if rank == 0 and all(store.check([f"token/{one}"]) for one in range(world_size)):
+            tokens = [store.get(f"token/{one}").decode() for one in range(world_size)]
+            if tokens != called.get("tokens"):
+                called = {"tokens": tokens, "meeting": secrets.token_hex(8)}
+                store.set("roll", json.dumps(called))
+        roll = json.loads(store.get("roll")) if store.check(["roll"]) else {"tokens": []}
+        if mine in roll["tokens"]:
+            meeting: str = roll["meeting"]
+            if meeting != answered:
+                answered = meeting
+                store.set(f"{meeting}/facts/{rank}", json.dumps({name: facts[name] for name in ALIKE}))
+                store.add(f"{meeting}/answers", 1)
+            if store.add(f"{meeting}/answers", 0) == world_size:
+                return meeting
+        if time.monotonic() > until:
+            key = f"{answered}/facts/{{}}" if answered else "token/{}"
+            missing = [one for one in range(world_size) if not store.check([key.format(one)])]
+            raise UserError(
+                f"{_ranks_in_words(missing)} of {world_size} did not arrive within {ARRIVAL_SECONDS:.0f} s; are all "
+                "machines started, with the same --nnodes and --rdzv-endpoint?"
+            )
+        time.sleep(0.02)
 
 
 def _has_own_gpu() -> bool:
@@ -215,18 +243,18 @@ def _readable_losses() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise lost_rank(error) from None
+        raise lost_rank() from error
 
 
-def lost_rank(error: RuntimeError) -> LostRankError:
+def lost_rank() -> LostRankError:
     """The error to raise where a message failed."""
     return LostRankError(
-        "another process of this run has ended or cannot be reached; nothing older than the last checkpoint is lost; "
-        f"start the same command again to resume ({_first_line(error)})"
+        "another process of this run has ended or cannot be reached: nothing older than the last checkpoint is lost; "
+        "with the same command under torchrun, the run resumes"
     )
 
 
-def is_lost_rank(error: BaseException) -> TypeGuard[RuntimeError]:
+def is_lost_rank(error: BaseException) -> bool:
     """Whether torch raised this because another process is gone: in a backward pass, its own messages fail."""
     texts = ("connection closed by peer", "connection reset by peer", "gloo/transport", "broken pipe")
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
@@ -234,11 +262,11 @@ def is_lost_rank(error: BaseException) -> TypeGuard[RuntimeError]:
 
 def speaks_for_all() -> bool:
     """Whether this process is to say what went wrong: the first that asks, so that one error is one line."""
-    if _store is None:  # it has met no other process, or there is none
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    with contextlib.suppress(RuntimeError):
-        return bool(_store.add("spoken", 1) == 1)
-    return True  # the store has ended with the process that kept it
+    if _store is not None:
+        with contextlib.suppress(RuntimeError):
+            return bool(_store.add("spoken", 1) == 1)
+    # It has met no other, or the store has ended with the first rank: one of each machine speaks.
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def leave(code: int) -> None:
@@ -309,7 +337,7 @@ class Shared:
         for unit in self.units:
             fully_shard(unit, mesh=mesh)
         register_fsdp_forward_method(self.model, "loss")
-        if hasattr(self.model, "product_weights"):  # to be cast before the blocks have all of theirs: each casts its own
+        if hasattr(self.model, "product_weights"):  # a block has none before its turn
             setattr(self.model, "product_weights", lambda: iter(()))  # noqa: B010
 
     def in_words(self) -> str:

@@ -44,7 +44,7 @@ def run_as_rank(work: Callable[[], int]) -> NoReturn:
         code = int(stopped.code or 0)
     except BaseException as error:
         code = 1
-        complain(f"logdepth: {lost_rank(error)}" if is_lost_rank(error) else traceback.format_exc())
+        complain(f"logdepth: {lost_rank()}" if is_lost_rank(error) else traceback.format_exc())
     leave(code)
     os._exit(code)
 
