@@ -3,6 +3,7 @@
 `python -m tests.ranks FOLDER CORPUS` is one of these processes; torchrun's variables say which.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -22,6 +23,7 @@ from logdepth.parallel import joined, leave
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.training import Interrupted, prepared_for, resume, train
 from tests.run_folders import interrupted_at, run_config
+from tests.tiny_corpus import VOCAB
 
 ROOT = Path(__file__).parent.parent
 HYBRID = LMConfig(dim=12, blocks=("memory:chunk=4,heads=2", "attention:heads=2,window=5", "mlp"), tied=False)
@@ -39,6 +41,39 @@ RUNS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
 def config_of(name: str, corpus: Path, *words: str) -> RunConfig:
     model, changes = RUNS[name]
     return run_config(corpus, model, parallel=words, **changes)
+
+
+TRAIN = (
+    f"pydocs-ar-grc --data.corpus text --data.tokenizer.vocab-size {VOCAB} --model.embed-width 16 "
+    "--model.operator.width 16 --model.leaf-dropout 0.1 --train.max-steps 60 --train.evaluate-every 10 "
+    "--train.batch-size 8 --train.context 16 --train.log-every 1 --train.device cpu --train.warmup-steps 5"
+).split()
+
+
+def train_command(corpus: Path, out: Path, *flags: str) -> list[str]:
+    """What trains a small run."""
+    return ["-m", "logdepth", "train", *TRAIN, "--data.paths", str(corpus), "--out", str(out), *flags]
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    """Starts a command on two ranks under torchrun."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=plain_environment(),
+    )
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that torchrun has started."""
+    found = []
+    with contextlib.suppress(OSError):  # one has just ended
+        for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if b"logdepth" in Path(f"/proc/{one}/cmdline").read_bytes():
+                found.append(int(one))
+    return found
 
 
 def start(world_size: int, command: Sequence[str], **variables: str) -> list[subprocess.Popen[str]]:

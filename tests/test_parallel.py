@@ -5,7 +5,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from ast import literal_eval
 from pathlib import Path
@@ -17,19 +16,18 @@ from logdepth.errors import UserError
 from logdepth.parallel import degrees
 from logdepth.runs import RunFolder
 from logdepth.training import resume, train
-from tests.ranks import RUNS, config_of, ended, measured_evaluation, one_of, plain_environment, start
+from tests.ranks import (
+    RUNS,
+    config_of,
+    ended,
+    measured_evaluation,
+    one_of,
+    ranks_of,
+    start,
+    torchrun,
+    train_command,
+)
 from tests.run_folders import measured, same_files
-from tests.tiny_corpus import VOCAB
-
-FLAGS = (
-    f"pydocs-ar-grc --data.corpus text --data.tokenizer.vocab-size {VOCAB} --model.embed-width 16 "
-    "--model.operator.width 16 --model.leaf-dropout 0.1 --train.max-steps 60 --train.evaluate-every 10 "
-    "--train.batch-size 8 --train.context 16 --train.log-every 1 --train.device cpu --train.warmup-steps 5"
-).split()
-
-
-def command(corpus: Path, out: Path, *flags: str) -> list[str]:
-    return ["-m", "logdepth", "train", *FLAGS, "--data.paths", str(corpus), "--out", str(out), *flags]
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +72,12 @@ def _same_numbers(one: Path, other: Path) -> None:
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks that nothing disturbs."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    first, second = ended(start(2, command(corpus, out, "--json")))
+    first, second = ended(start(2, train_command(corpus, out, "--json")))
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert '"finished": "all steps done"' in first[1]
     assert second[1:] == ("", "")  # only the first rank prints
     assert "60 steps of 8 × 16 tokens on 2 ranks (replicate 2), from the start" in first[2]
     return out
-
-
-def torchrun(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=plain_environment(),
-    )
 
 
 def wait_for_step(process: "subprocess.Popen[str]", out: Path, step: int) -> None:
@@ -98,15 +86,9 @@ def wait_for_step(process: "subprocess.Popen[str]", out: Path, step: int) -> Non
         time.sleep(0.005)
 
 
-def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
-    """The processes that torchrun has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(one) for one in children if b"logdepth" in Path(f"/proc/{one}/cmdline").read_bytes()]
-
-
 def test_a_killed_rank_is_restarted_and_changes_no_bit(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = torchrun("--max-restarts", "2", *command(corpus, out))
+    process = torchrun("--max-restarts", "2", *train_command(corpus, out))
     for kill, step in enumerate(random.Random(0).sample(range(1, 55), 2)):
         wait_for_step(process, out, step)
         while not (ranks := ranks_of(process)):
@@ -123,7 +105,7 @@ def test_a_killed_rank_is_restarted_and_changes_no_bit(corpus: Path, undisturbed
 
 def test_a_preempted_job_saves_and_resumes_on_fewer_ranks(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    processes = start(2, command(corpus, out))
+    processes = start(2, train_command(corpus, out))
     wait_for_step(processes[0], out, 13)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # as from torchrun and from the scheduler
         for process in processes:
@@ -162,7 +144,7 @@ def refused(processes: "list[subprocess.Popen[str]]") -> str:
     ],
 )
 def test_a_mistake_is_one_line_from_one_rank(flags: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
-    assert message in refused(start(2, command(corpus, tmp_path / "run", *flags)))
+    assert message in refused(start(2, train_command(corpus, tmp_path / "run", *flags)))
     assert not (tmp_path / "run" / "config.json").exists()
 
 
