@@ -58,8 +58,8 @@ mutation: $(STAMP) ## run mutation tests of the index planning (minutes); docs/m
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-hostile: $(STAMP) ## try to break the library: damaged files, edits, commands, corpora, kills, requests (about an hour); exits with 1 if it does
-	@failed=""; for program in flips edits commands corpora kills requests; do \
+hostile: $(STAMP) ## try to break the library: damaged files, edits, commands, corpora, kills, requests, ranks (about an hour); exits with 1 if it does
+	@failed=""; for program in flips edits commands corpora kills requests ranks; do \
 		$(BIN)/python -m tests.hostile.$$program --seed $(SEED) || failed="$$failed $$program"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 

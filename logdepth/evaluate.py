@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from logdepth.capture import Captured
 from logdepth.data import StoreInfo, TokenStore, document_bounds
 from logdepth.models import LanguageModel
 from logdepth.ops.precision import Precision, arithmetic
+from logdepth.parallel import ALONE, Ranks
 
 PAPER_CONTEXTS = tuple(range(32, 2977, 128))
 """The paper's grid: 32, 160, …, 2,976."""
@@ -135,6 +137,7 @@ def evaluate(
     reset_at_documents: bool = False,
     accelerate: bool = True,
     graphs: Captured | None = None,
+    ranks: Ranks = ALONE,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """The loss over a split, in windows of `context` tokens.
@@ -145,7 +148,9 @@ def evaluate(
         reset_at_documents: each document in a window starts anew, for models that were trained so.
         accelerate: on a GPU, use kernels, and replay windows of one shape as a CUDA graph.
         graphs: the model's `loss_graphs`, to be replayed by one evaluation after the other.
-        on_progress: called with the tokens predicted so far; what it raises ends the evaluation.
+        ranks: the processes that share the windows; all of them must call this, and all get the result.
+        on_progress: called with the tokens predicted so far; what it raises ends the evaluation. Every rank calls it
+            equally often.
     """
     stride = context if stride is None else stride
     if context < 1 or not 1 <= stride <= context:
@@ -162,17 +167,19 @@ def evaluate(
     try:
         done = 0
         with kernels_as_asked(accelerate), nullcontext() if graphs else model.frozen_weights():
-            for windows in _windows(len(store) - 1, context, stride, BATCH_TOKENS):
-                rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
-                with arithmetic(precision, device):
-                    losses = _losses(model, losses_of, torch.from_numpy(rows).to(device), separator, BATCH_TOKENS)
-                losses = losses[:, windows.counted_from :]
-                nats[windows.counted_from : windows.length] += losses.sum(axis=0)
-                counts[windows.counted_from : windows.length] += len(rows)
-                done += losses.size
+            batches = _windows(len(store) - 1, context, stride, BATCH_TOKENS)
+            while batch := list(islice(batches, ranks.world_size)):  # one for each rank, but in the last round
+                for windows in batch[ranks.rank : ranks.rank + 1]:
+                    rows = np.stack([store.window(start, windows.length + 1) for start in windows.starts])
+                    with arithmetic(precision, device):
+                        losses = _losses(model, losses_of, torch.from_numpy(rows).to(device), separator, BATCH_TOKENS)
+                    nats[windows.counted_from : windows.length] += losses[:, windows.counted_from :].sum(axis=0)
+                    counts[windows.counted_from : windows.length] += len(rows)
+                done += sum(len(one.starts) * (one.length - one.counted_from) for one in batch)
                 on_progress(done)
     finally:
         model.train(was_training)
+    nats, counts = ranks.sum(nats), ranks.sum(counts)
     return _evaluation(info, context, stride, nats, counts)
 
 

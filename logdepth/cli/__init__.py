@@ -16,6 +16,7 @@ from logdepth.cli.process import (
     prepare_streams,
     raise_on_interrupt,
 )
+from logdepth.cli.ranks import complain, meet_others, run_as_rank, under_torchrun
 from logdepth.errors import UserError, did_you_mean, not_enough_memory
 
 VERBS = {
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exit_on_interrupt()
         prepare_streams()
         try:
+            if under_torchrun():
+                run_as_rank(lambda: main(sys.argv[1:]))
             return main(sys.argv[1:])
         finally:
             end_on_interrupt()
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # so that it fails here, if at all, and not when the interpreter exits
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        complain(f"{program}: interrupted")
         return 130
     except BrokenPipeError:  # the process that reads stdout has exited
         discard_output()
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = _reason(error)
         if reason is None:
             raise
-        print(_on_one_line(f"{program}: {_shortened(reason)}"), file=sys.stderr)
+        complain(_on_one_line(f"{program}: {_shortened(reason)}"))
         if isinstance(error, OSError):
             discard_output()
         return 2
@@ -87,6 +90,8 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if verb not in VERBS:
         raise UserError(f"there is no verb '{verb}'{did_you_mean(verb, VERBS)}")
+    if under_torchrun():
+        meet_others(verb)
     module = importlib.import_module(f"logdepth.cli.{verb}")
     raise_on_interrupt()
     code: int = module.run(rest)

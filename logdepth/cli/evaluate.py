@@ -15,8 +15,9 @@ from logdepth.data import CORPORA, TokenStore, prepare_other
 from logdepth.errors import UserError, did_you_mean
 from logdepth.evaluate import PAPER_CONTEXTS, evaluate
 from logdepth.ops.precision import Precision
+from logdepth.parallel import joined
 from logdepth.progress import Progress
-from logdepth.runs import PRETRAINED, LoadedRun, RunFolder, Weights, device_named
+from logdepth.runs import PRETRAINED, LoadedRun, RunFolder, Weights
 from logdepth.training import prepared_for
 
 UNKNOWN_TO_MENTION = 1e-3
@@ -71,9 +72,10 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(f"--contexts must be at least 1; got {context}")
         if command.stride is not None and not 1 <= command.stride <= context:
             raise UserError(f"--stride must be from 1 to the context; got {command.stride} and {context}")
-    device = device_named(command.device, "--device")
+    ranks = joined()
+    device = ranks.device(command.device, "--device")
     loaded = folder.load(command.weights, device)
-    store = _store(command, loaded)
+    store = ranks.machines_first(lambda: _store(command, loaded))
     store.refuse_if_nothing_to_predict()
     if device.type == "cuda":
         print(acceleration_in_words(loaded.model, command.accelerate), file=sys.stderr)
@@ -93,6 +95,7 @@ def run(arguments: Sequence[str]) -> int:
                 precision=command.precision,
                 reset_at_documents=train.reset_at_documents,
                 accelerate=command.accelerate,
+                ranks=ranks,
                 on_progress=lambda done, before=before, context=context: progress.update(  # type: ignore[misc]
                     before + done, f"context {context:,}"
                 ),

@@ -31,7 +31,18 @@ PATH_FLAGS = ("--out", "--resume", "--config", "--data-dir", "--data.paths", "--
 """Flags whose values may look like the name of a recipe or a corpus."""
 LIST_FLAGS = tuple(
     f"--{one}"
-    for one in ["model.blocks", "data.paths", "paths", "contexts", "models", "tasks", "seeds", "others", "space"]
+    for one in [
+        "model.blocks",
+        "data.paths",
+        "train.parallel",
+        "paths",
+        "contexts",
+        "models",
+        "tasks",
+        "seeds",
+        "others",
+        "space",
+    ]
 )
 """Flags that take several values."""
 CLEARER_MESSAGES = {

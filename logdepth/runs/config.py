@@ -1,5 +1,6 @@
 """The config of a run, and what follows from it for devices and precision."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from logdepth.errors import UserError
 from logdepth.models import ModelConfig, ScanLMConfig
 from logdepth.ops.precision import Precision
 from logdepth.ranges import check_counts, check_threads
+
+PARALLEL = re.compile(r"(?P<kind>replicate|shard)(:[1-9][0-9]{0,5})?")
+"""A way in which ranks share a run, with the number of ranks that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,8 @@ class TrainConfig:
     """Device to train on: cpu, cuda, cuda:1, and so on. auto: a GPU if there is one."""
     threads: int | None = None
     """Number of CPU threads. By default, PyTorch chooses; choose fewer where other programs use the cores."""
+    parallel: tuple[str, ...] = ()
+    """How the ranks of torchrun share a run: replicate, shard, or both: replicate:2 shard. By default, replicate."""
     init_from: Path | None = None
     """Folder of a run whose best weights and tokenizer to start from. By default, weights are random."""
     checkpoint_minutes: float = 10.0
@@ -92,6 +98,13 @@ class TrainConfig:
             raise ValueError(f"betas must be two numbers from 0 to below 1; got {self.betas}")
         if not 0 <= self.muon_momentum < 1:
             raise ValueError(f"muon_momentum must be from 0 to below 1; got {self.muon_momentum}")
+        kinds = [found["kind"] for word in self.parallel if (found := PARALLEL.fullmatch(word))]
+        if len(kinds) < len(self.parallel) or len(set(kinds)) < len(kinds):
+            raise ValueError(
+                f"parallel must be words such as replicate, shard or replicate:2 shard:4; got {' '.join(self.parallel)}"
+            )
+        if len(kinds) > 1 and sum(":" not in word for word in self.parallel) > 1:
+            raise ValueError(f"parallel: only one word may be without a number; got {' '.join(self.parallel)}")
         if not 0 < self.decay_fraction <= 1:
             raise ValueError(f"decay_fraction must be above 0 and at most 1; got {self.decay_fraction}")
 
@@ -117,7 +130,7 @@ class RunConfig:
 MACHINE_FIELDS = {
     "data.paths",
     *(f"train.{name}" for name in ("device", "threads", "trackers", "checkpoint_minutes", "log_every")),
-    *(f"train.{name}" for name in ("compile", "accelerate")),
+    *(f"train.{name}" for name in ("compile", "accelerate", "parallel")),
 }
 """Fields that may differ between the machines of one study. A hash checks that they read the same text."""
 

@@ -17,8 +17,8 @@ import torch
 from logdepth.version import __version__
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """The versions, the device and the number of threads in use now, as written to environment.json."""
+def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
+    """The versions, the device, the threads and the number of processes in use now, as written to environment.json."""
     cuda = device.type == "cuda"
     return {
         "logdepth": __version__,
@@ -31,6 +31,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "processor_name": _processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "ranks": ranks,
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
     }
@@ -67,5 +68,6 @@ def _processor_name() -> str | None:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The differences between two environments that may change the last bits of a resumed run."""
-    decisive = ("logdepth", "code", "python", "torch", "processor", "threads", "device", "cuda")
+    decisive = ("logdepth", "code", "python", "torch", "processor", "threads", "ranks", "device", "cuda")
+    before = {"ranks": 1} | before  # runs of older versions had one process
     return [f"{name} {before.get(name)} → {now[name]}" for name in decisive if before.get(name) != now[name]]

@@ -139,12 +139,12 @@ class RunFolder:
             if not set(others) <= WRITTEN_BEFORE_CONFIG:
                 raise UserError(f"{self.path} is not empty and holds no run; choose another --out")
 
-    def create(self, config: RunConfig, prepared: Prepared, device: torch.device) -> None:
+    def create(self, config: RunConfig, prepared: Prepared, device: torch.device, ranks: int = 1) -> None:
         """Writes the files of a new run, its config last."""
         self.refuse_if_taken()
         with replacing(self.path / "tokenizer.model") as partial:
             partial.write_bytes(prepared.tokenizer.model)
-        write_json(self.path / "environment.json", seal(environment(device) | {"command": typed_command()}))
+        write_json(self.path / "environment.json", seal(environment(device, ranks) | {"command": typed_command()}))
         self._write_config(config, prepared.key, prepared.tokenizer.hash, previous=[])
 
     def change_config(self, config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from logdepth.checksums import checksum_of_bytes
 from logdepth.config import from_dict
 from logdepth.errors import UserError
 from logdepth.models import LanguageModel
+from logdepth.parallel import Shared, part_like
 from logdepth.runs import RunFolder
 from logdepth.runs.folder import WEIGHTS_REMEDY, load_weights
 from logdepth.training.optimizer import ModelOptimizer
@@ -50,10 +52,13 @@ class TrainState:
 
 
 class Checkpoints:
-    """Saves and restores the state of one run, and decides when saving is worth its time."""
+    """Saves and restores the state of one run, and decides when saving is worth its time.
 
-    def __init__(self, folder: RunFolder, model: LanguageModel, optimizer: ModelOptimizer) -> None:
-        self.folder, self.model, self.optimizer = folder, model, optimizer
+    Files hold whole tensors, whatever the number of ranks: the first one collects, writes and reads them.
+    """
+
+    def __init__(self, folder: RunFolder, model: LanguageModel, optimizer: ModelOptimizer, shared: Shared) -> None:
+        self.folder, self.model, self.optimizer, self.shared = folder, model, optimizer, shared
         self.metrics_mark: dict[str, Any] | None = {"bytes": 0, "sha256": checksum_of_bytes(b"")}
         """Where the metrics were at the last checkpoint; None if an older version wrote it."""
         self.named: dict[str, str] = {}
@@ -64,13 +69,17 @@ class Checkpoints:
 
     def keep_best(self) -> None:
         """Keeps a copy of the present weights, to be saved as the best ones with the next checkpoint."""
-        self.unsaved_best = {name: one.to("cpu", copy=True) for name, one in self.model.state_dict().items()}
+        weights = self.shared.on_first(self.model.state_dict())
+        if self.shared.ranks.is_first:
+            self.unsaved_best = {name: one.to("cpu", copy=True) for name, one in weights.items()}
 
     def save(self, state: TrainState) -> None:
         started = time.monotonic()
-        weights = self.model.state_dict()
+        weights, moments = (self.shared.on_first(one) for one in (self.model.state_dict(), self.optimizer.tensors()))
+        if not self.shared.ranks.is_first:
+            return
         tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.tensors().items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         self.named["last"] = self.folder.save_weights("last", weights, state.step)
         if self.unsaved_best is not None:
             assert state.best_step is not None
@@ -87,7 +96,7 @@ class Checkpoints:
     def restore(self) -> TrainState:
         """Loads the checkpoint into the model and the optimizer; returns how far the run is."""
         file = self.folder.checkpoint
-        tensors, record = self.folder.read_tensors(file)
+        tensors, record = self.shared.ranks.from_first(lambda: self.folder.read_tensors(file))
         try:
             if record.get("version") != VERSION:
                 raise UserError(f"its version is {record.get('version')!r}")
@@ -95,11 +104,20 @@ class Checkpoints:
         except UserError as error:
             what = f"{file} is not a checkpoint of this version of logdepth"
             raise UserError(f"{what} ({error}); {WEIGHTS_REMEDY}") from None
-        load_weights(self.model, _below("model/", tensors), file)
+        self.load(_below("model/", tensors), file)
         self.optimizer.restore(_below("optimizer/", tensors))
         self.metrics_mark = record.get("metrics")
         self.named = dict(record.get("weights", {}))
         return state
+
+    def load(self, weights: dict[str, Tensor], file: Path) -> None:
+        """Loads whole weights into the model, of which this rank may have parts."""
+        mine = self.model.state_dict()
+        load_weights(
+            self.model,
+            {name: part_like(one, mine[name]) if name in mine else one for name, one in weights.items()},
+            file,
+        )
 
     def verify_weights(self, state: TrainState) -> None:
         """Verifies that the weights which resuming does not write again are those that the checkpoint names."""

@@ -31,9 +31,15 @@ class Interrupted(BaseException):
 
 
 class StopRequest:
-    """Receives the first signal while the block runs; a second one has its usual effect."""
+    """Receives the first signal while the block runs; a second one has its usual effect.
 
-    def __init__(self) -> None:
+    Args:
+        repeated: whether further signals are ignored, also after the block. For processes that torchrun started: a
+            signal may reach them twice, from torchrun and from whoever signals the whole job.
+    """
+
+    def __init__(self, *, repeated: bool = False) -> None:
+        self.repeated = repeated
         self.signal_number: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -46,11 +52,14 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self.repeated and self.signal_number is not None:
+            self._before = dict.fromkeys(self._before, signal.SIG_IGN)
         self._restore()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._restore()
+        self.signal_number = self.signal_number or number
+        if not self.repeated:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,15 @@ from logdepth.data import Batches, Prepared, TokenStore
 from logdepth.errors import UserError
 from logdepth.evaluate import Evaluation, perplexity
 from logdepth.models import LanguageModel, num_parameters, unallocated
+from logdepth.parallel import ALONE, Ranks, Shared
 from logdepth.runs import RunConfig, RunFolder
 from logdepth.runs.environment import environment
-from logdepth.runs.folder import load_weights
 from logdepth.training.checkpoint import Checkpoints, TrainState
 from logdepth.training.interrupt import Interrupted, StopRequest
 from logdepth.training.next_token_loss import NextTokenLoss
 from logdepth.training.optimizer import ModelOptimizer, learning_rate
 from logdepth.training.step import TrainingStep
-from logdepth.training.trackers import open_trackers
+from logdepth.training.trackers import Tracker, open_trackers
 from logdepth.training.validation import Validation
 from logdepth.training.watch import Watch
 
@@ -39,46 +40,59 @@ class DivergedError(UserError):
 
 
 class Trainer:
-    """Trains one run, from the checkpoint in its folder if there is one."""
+    """Trains one run, from the checkpoint in its folder if there is one. Every rank has a trainer; the first writes."""
 
     def __init__(
-        self, folder: RunFolder, config: RunConfig, prepared: Prepared, device: torch.device, watch: Watch | None = None
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        prepared: Prepared,
+        device: torch.device,
+        watch: Watch | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.folder, self.config, self.device, self.watch = folder, config, device, watch or Watch()
+        self.ranks = ranks
         train, store = config.train, prepared.stores["train"]
-        self.batches = batches_of(config, store)
+        self.batches = batches_of(config, store, rank=ranks.rank, world_size=ranks.world_size)
         prepared.stores["valid"].refuse_if_nothing_to_predict()
         prepared.stores["valid"].verify()  # now, and not at the first validation
         self.total_steps = train.max_steps or train.epochs * self.batches.steps_per_epoch
         torch.manual_seed(config.seed)
-        begun = folder.checkpoint.is_file() or train.init_from is not None
+        self.is_saved = ranks.from_first(folder.checkpoint.is_file)
+        """Whether there is a checkpoint."""
+        begun = self.is_saved or train.init_from is not None
         with unallocated() if begun else contextlib.nullcontext():  # weights that are read need no initial values
             self.model: LanguageModel = config.model.build(prepared.tokenizer.vocab_size)
         self.model.allocate(device)
         self.loss = NextTokenLoss(self.model)
+        self.kind = type(self.model).__name__
+        self.shared = Shared(self.model, self.loss, ranks, train.parallel)
         self.optimizer = ModelOptimizer(self.model, train)
-        self.checkpoints = Checkpoints(folder, self.model, self.optimizer)
+        self.checkpoints = Checkpoints(folder, self.model, self.optimizer, self.shared)
         self.state = TrainState()
-        if folder.checkpoint.is_file():
+        if self.is_saved:
             self.state = self.checkpoints.restore()
         elif train.init_from is not None:
             first = RunFolder(train.init_from)
-            load_weights(self.model, first.read_weights("best")[0], first.weights("best"))
+            self.checkpoints.load(ranks.from_first(lambda: first.read_weights("best")[0]), first.weights("best"))
         separator = store.info.separator if train.reset_at_documents else None
-        self.training_step = TrainingStep(self.loss, self.optimizer, train, separator)
+        self.training_step = TrainingStep(self.shared, self.optimizer, train, separator)
         self.validation = Validation(
             self.model,
             prepared.stores["valid"],
             train,
             every=train.evaluate_every or self.batches.steps_per_epoch,
             total_steps=self.total_steps,
+            ranks=ranks,
         )
         if self.state.step > self.total_steps:
             raise UserError(
                 f"{folder.path} has already trained {self.state.step:,} steps; set --train.max-steps to at least that"
             )
         self.state.finished = self.validation.reason_to_end(self.state)
-        self.checkpoints.verify_weights(self.state)
+        if ranks.is_first:
+            self.checkpoints.verify_weights(self.state)
         self.captured: Captured | None = None
         """The training step as a CUDA graph."""
         self.warnings: list[str] = []
@@ -94,7 +108,9 @@ class Trainer:
         accelerate = train.accelerate and self.device.type == "cuda"
         if train.compile:
             compile_model(self.model)
-        if accelerate and self.training_step.separator is None:
+        if accelerate and self.ranks.world_size > 1:
+            self.warnings.append("no CUDA graphs: they do not hold the messages between ranks")
+        elif accelerate and self.training_step.separator is None:
             self.captured = Captured(
                 self.training_step,
                 clone=True,  # losses are read many steps later
@@ -111,23 +127,25 @@ class Trainer:
     def run(self) -> TrainState:
         """Trains to the end. When a signal asks to stop, it saves everything and raises Interrupted."""
         state = self.state
-        _ = self.folder.belonging  # what the checkpoints will name
         self.watch.started(self.total_steps)
         if state.finished:
             return state
-        self.trackers = open_trackers(self.config, self.folder.path, state.step)
+        self.trackers: list[Tracker] = []
+        if self.ranks.is_first:
+            _ = self.folder.belonging  # what the checkpoints will name
+            self.trackers = open_trackers(self.config, self.folder.path, state.step)
         self.started = time.monotonic() - state.seconds
         with (
             contextlib.ExitStack() as stack,
             repeatable(self.device, self.config.train.deterministic),
             kernels_as_asked(self.config.train.accelerate),
-            StopRequest() as self.stop,
+            StopRequest(repeated=self.ranks.world_size > 1) as self.stop,
             self.watch.progress(self.total_steps, state.step) as self.progress,
         ):
             for captured in filter(None, (self.captured, self.validation.captured)):
                 stack.callback(captured.forget)  # frees memory for the next run in this process
             self._introduce()
-            if self.config.train.init_from is not None and not self.folder.checkpoint.is_file():
+            if self.config.train.init_from is not None and not self.is_saved:
                 self._save()  # from here on the run that gave its weights is no longer needed
             for tracker in self.trackers:
                 stack.callback(tracker.close)
@@ -138,18 +156,20 @@ class Trainer:
                     raise self._interrupted()
                 else:
                     self._step()
-                    if self.checkpoints.is_due(self.config.train.checkpoint_minutes):
+                    if self.save_is_due:
                         self._save()
         return state
 
     def _introduce(self) -> None:
         """Prints what is about to be trained."""
         train, info = self.config.train, self.batches.store.info
-        kind, device = type(self.model).__name__, environment(self.device)["device"]
+        device = environment(self.device)["device"]
         tokens = f"{train.batch_size} × {train.context} tokens"
+        if self.ranks.world_size > 1:
+            tokens += f" on {self.ranks.world_size} ranks ({self.shared.in_words()})"
         start = f"from step {self.state.step:,} on" if self.state.step else "from the start"
         self.progress.say(
-            f"{self.folder.path}: {kind} of {num_parameters(self.model):,} parameters on {device}; "
+            f"{self.folder.path}: {self.kind} of {num_parameters(self.model):,} parameters on {device}; "
             f"{info.corpus}, {info.tokens:,} tokens; {self.total_steps:,} steps of {tokens}, {start}"
         )
         if self.device.type == "cuda":
@@ -166,7 +186,11 @@ class Trainer:
         train, step = self.config.train, self.state.step
         rate = learning_rate(train, step, self.total_steps)
         windows = self._windows(step)
-        torch.manual_seed(seed_of_step(self.config.seed, step))  # dropout too depends only on the seed and the step
+        # Dropout too depends only on the seed, the step, and where the micro-batch starts in the batch.
+        seed_of_row = partial(seed_of_step, self.config.seed, step)
+        torch.manual_seed(seed_of_row(self.batches.first))
+        if self.ranks.world_size > 1 or train.parallel:
+            self.training_step.seed_of_row = lambda row: seed_of_row(self.batches.first + row)
         if self.captured is None:
             loss, norm = self.training_step(windows, rate)
         else:
@@ -186,14 +210,15 @@ class Trainer:
         state = self.state
         if self.pending or state.losses:
             self._log(learning_rate(self.config.train, state.step - 1, self.total_steps))
-        result = self.validation.measure(self._stop_if_asked)
+        with self.shared.whole_weights():
+            result = self.validation.measure(self._stop_if_asked)
         if not math.isfinite(result.loss):
             raise self._diverged(f"after step {state.step} the validation loss was {result.loss}")
         is_best = self.validation.record(state, result.loss)
         self._report(result, is_best)
         if is_best:
             self.checkpoints.keep_best()
-        if state.finished or self.checkpoints.is_affordable():
+        if state.finished or self._first_says(self.checkpoints.is_affordable()):
             self._save()
         self.watch.validated(state.step, result.loss, over=state.finished is not None)
         self.logged_at, self.timed_steps = time.monotonic(), 0
@@ -204,11 +229,23 @@ class Trainer:
             raise self._interrupted()
 
     def _must_stop(self) -> bool:
-        return self.stop.signal_number is not None or self.watch.must_stop()
+        """Whether any rank must stop. All ranks ask at the same places, and also learn whether a checkpoint is due."""
+        due = self.ranks.is_first and self.checkpoints.is_due(self.config.train.checkpoint_minutes)
+        signal_number, must_stop, save_is_due = self.ranks.highest(
+            self.stop.signal_number or 0, int(self.watch.must_stop()), int(due)
+        )
+        self.signal_number = signal_number or None
+        self.save_is_due = bool(save_is_due)
+        return bool(signal_number or must_stop)
+
+    def _first_says(self, answer: bool) -> bool:
+        """The answer of the first rank to a question that depends on its clock."""
+        return bool(self.ranks.highest(int(answer and self.ranks.is_first))[0])
 
     def _interrupted(self) -> Interrupted:
         self._save()
-        return Interrupted(self.state.step, self.stop.signal_number)
+        self.ranks.wait()  # a rank that ended while the first one writes would end that one too
+        return Interrupted(self.state.step, self.signal_number)
 
     def _save(self) -> None:
         """Writes a checkpoint; raises DivergedError instead if a step since the last one was not finite."""
@@ -221,7 +258,7 @@ class Trainer:
         steps, self.pending = self.pending, []
         if not steps:
             return
-        losses = torch.stack([loss for _, loss, _ in steps]).tolist()
+        losses = self.ranks.mean(torch.stack([loss for _, loss, _ in steps])).tolist()
         norms = torch.stack([norm for _, _, norm in steps]).tolist()
         for (step, _, _), loss, norm in zip(steps, losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -267,7 +304,8 @@ class Trainer:
     def _record(self, kind: str, values: dict[str, float]) -> None:
         self.state.seconds = time.monotonic() - self.started
         line: dict[str, Any] = {"kind": kind, "step": self.state.step, "seconds": round(self.state.seconds, 3)}
-        self.folder.append_metrics([line | values])
+        if self.ranks.is_first:
+            self.folder.append_metrics([line | values])
         for tracker in self.trackers:
             tracker.log(self.state.step, values)
 
@@ -286,9 +324,10 @@ def batches_of(config: RunConfig, store: TokenStore, *, rank: int = 0, world_siz
     )
 
 
-def seed_of_step(seed: int, step: int) -> int:
-    """The seed of torch's generator in a step, for dropout."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]) >> 1
+def seed_of_step(seed: int, step: int, row: int = 0) -> int:
+    """The seed of torch's generator in a step, for dropout in a micro-batch that starts at a row of the batch."""
+    place = [seed, step, row] if row else [seed, step]
+    return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0]) >> 1
 
 
 @contextlib.contextmanager

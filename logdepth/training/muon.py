@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from logdepth.parallel import local, part_like, whole
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic Newton–Schulz iteration: its slope at zero is as large as possible."""
 ITERATIONS = 5
@@ -72,11 +74,13 @@ def _update(
     if "momentum_buffer" not in state:
         state["momentum_buffer"] = torch.zeros_like(gradient)
     mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-    update = orthogonalised(gradient.lerp(mean, momentum)).to(parameter.dtype)
+    # The update of a matrix needs all of it. Where ranks have parts, each computes the whole, and keeps its part.
+    update = part_like(orthogonalised(whole(gradient.lerp(mean, momentum))).to(parameter.dtype), parameter)
+    shape, parameter, update = parameter.shape, local(parameter), local(update)
     # Filled on the device: a copy from the host would make a GPU wait.
     rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=parameter.device)
     parameter.mul_(1 - rate * weight_decay)
-    parameter.addcmul_(update, rate, value=-_rate_factor(adjustment, parameter.shape))
+    parameter.addcmul_(update, rate, value=-_rate_factor(adjustment, shape))
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from logdepth.parallel import part_like
 from logdepth.runs import TrainConfig
 from logdepth.training.muon import Muon
 
@@ -107,7 +108,7 @@ class ModelOptimizer:
         for full_name, value in tensors.items():
             name, key = full_name.rsplit("/", 1)
             parameter = parameters[name]
-            owners[parameter].state[parameter][key] = value.to(parameter.device)
+            owners[parameter].state[parameter][key] = part_like(value, parameter)
 
     def _parts(self) -> tuple[torch.optim.Optimizer, ...]:
         return (self.adamw,) if self.muon is None else (self.adamw, self.muon)

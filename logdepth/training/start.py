@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from logdepth.config import flattened, to_dict
 from logdepth.data import CORPORA, Prepared, is_prepared, open_prepared, prepare
 from logdepth.errors import UserError
 from logdepth.models import LMConfig, ScanLMConfig, TransformerConfig, unallocated
+from logdepth.parallel import Ranks, joined, under_torchrun
 from logdepth.runs import MACHINE_FIELDS, RunConfig, RunFolder, device_named
 from logdepth.runs.environment import differences, environment
 from logdepth.runs.folder import quoted
@@ -26,17 +28,29 @@ EXTENDABLE = MACHINE_FIELDS | {"train.max_steps", "train.epochs", "train.patienc
 
 
 def train(config: RunConfig, out: Path, data_dir: Path | None = None, watch: Watch | None = None) -> TrainState:
-    """Trains a new run in the folder `out`. Errors that can be found in advance come before anything is written."""
-    folder = RunFolder(out)
-    folder.refuse_if_taken()
+    """Trains a new run in the folder `out`. Errors that can be found in advance come before anything is written.
+
+    Under torchrun, every process calls this, and a run that is there is resumed: torchrun repeats its command.
+    """
+    ranks, folder = joined(), RunFolder(out)
+    if under_torchrun() and ranks.from_first(lambda: folder.exists):
+        return resume(out, data_dir, watch, config)
+    if ranks.is_first:
+        folder.refuse_if_taken()
     config = with_absolute_paths(config)
-    prepared = checked_and_prepared(config, data_dir)
+    device = ranks.device(config.train.device)
+    prepared = ranks.machines_first(lambda: checked_and_prepared(config, data_dir))
     use_threads(config)
-    device = device_named(config.train.device)
-    trainer = Trainer(folder, config, prepared, device, watch)
-    with folder.locked():
-        folder.create(config, prepared, device)
+    trainer = Trainer(folder, config, prepared, device, watch, ranks)
+    with _locked(folder, ranks):
+        if ranks.is_first:
+            folder.create(config, prepared, device, ranks.world_size)
         return trainer.run()
+
+
+def _locked(folder: RunFolder, ranks: Ranks) -> AbstractContextManager[None]:
+    """Keeps the processes of other runs from training in this folder."""
+    return folder.locked() if ranks.is_first else nullcontext()
 
 
 def resume(
@@ -46,25 +60,27 @@ def resume(
 
     With another config, which may differ in EXTENDABLE fields only, the run continues with that one.
     """
-    folder = RunFolder(out)
+    ranks, folder = joined(), RunFolder(out)
     saved = folder.config()
     config = saved if config is None else with_absolute_paths(config)
     changes = _extensions(saved, config, out)
     check_trackers(config)
-    device = device_named(config.train.device)
+    device = ranks.device(config.train.device)
     _refuse_odd_blocks(config.model, device)
-    prepared = prepared_for(folder, data_dir, config)
+    prepared = ranks.machines_first(lambda: prepared_for(folder, data_dir, config))
     use_threads(config)
-    with folder.locked():
-        changed = differences(folder.environment(), environment(device))
+    with _locked(folder, ranks):
+        changed = differences(folder.environment(), environment(device, ranks.world_size))
         if changed:
             what = ", ".join(changed)
             print(f"the environment has changed ({what}): the run may not resume bit-for-bit", file=sys.stderr)
         folder.refuse_odd_files()
-        trainer = Trainer(folder, config, prepared, device, watch)
-        trainer.checkpoints.rewind_metrics(trainer.state)  # refuses damaged ones, before the config changes
+        trainer = Trainer(folder, config, prepared, device, watch, ranks)
+        if ranks.is_first:
+            trainer.checkpoints.rewind_metrics(trainer.state)  # refuses damaged ones, before the config changes
         if changes:
-            folder.change_config(config)
+            if ranks.is_first:
+                folder.change_config(config)
             print(f"{out} continues with {', '.join(changes)}", file=sys.stderr)
         return trainer.run()
 

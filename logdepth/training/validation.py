@@ -6,6 +6,7 @@ from logdepth.capture import Captured
 from logdepth.data import TokenStore
 from logdepth.evaluate import Evaluation, evaluate, loss_graphs
 from logdepth.models import LanguageModel
+from logdepth.parallel import ALONE, Ranks
 from logdepth.runs import TrainConfig
 from logdepth.training.checkpoint import Reason, TrainState
 
@@ -14,9 +15,16 @@ class Validation:
     """The loss on the validation split, every so many steps and after the last."""
 
     def __init__(
-        self, model: LanguageModel, store: TokenStore, config: TrainConfig, *, every: int, total_steps: int
+        self,
+        model: LanguageModel,
+        store: TokenStore,
+        config: TrainConfig,
+        *,
+        every: int,
+        total_steps: int,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.model, self.store, self.config = model, store, config
+        self.model, self.store, self.config, self.ranks = model, store, config, ranks
         self.every, self.total_steps = every, total_steps
         self.captured: Captured | None = None
 
@@ -39,6 +47,7 @@ class Validation:
             reset_at_documents=self.config.reset_at_documents,
             accelerate=self.config.accelerate,
             graphs=self.captured,
+            ranks=self.ranks,
             on_progress=on_progress,
         )
 
