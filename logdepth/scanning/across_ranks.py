@@ -134,17 +134,14 @@ def _state_tables(operator: Operator | OperatorPair, chain: list[tuple[_Block, R
     stack: list[tuple[_Block, Rows]] = []
     for one in chain:
         stack.append(one)
-        while len(stack) > 1 and _are_siblings(stack[-2][0], stack[-1][0]):
+        # Like a binary counter: the levels before the last one only fall, so two equal ones are left and right child.
+        while len(stack) > 1 and stack[-2][0].level == stack[-1][0].level:
             (left, left_rows), (_, right_rows) = stack[-2:]
             stack[-2:] = [(_Block(left.start, left.level + 1), up(left_rows, right_rows))]
     prefixes = [stack[0][1]]
     for _, rows in stack[1:]:
         prefixes.append(down(prefixes[-1], rows))
     return torch.cat([rows for _, rows in stack]), torch.cat(prefixes)
-
-
-def _are_siblings(left: _Block, right: _Block) -> bool:
-    return left.level == right.level and not left.start & 1 << left.level
 
 
 class _Gathered(torch.autograd.Function):
