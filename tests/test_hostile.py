@@ -1,5 +1,6 @@
 """Short runs of the hostile programs, with fixed seeds; `make hostile` is the long run."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from tests.hostile import corpora, edits
 from tests.hostile.commands import Commands
 from tests.hostile.flips import Flips
 from tests.hostile.kills import Kills
-from tests.hostile.outcomes import FAILURES, HARMLESS, SEVERITY, Case, judged
+from tests.hostile.outcomes import FAILURES, HARMLESS, SEVERITY, Case, judged, remarks
 from tests.hostile.project import CHECKS, Project
-from tests.hostile.requests import requests_in
+from tests.hostile.requests import ODD, mutate, requests_in
 from tests.hostile.worker import Said, Worker
 
 SEED = 1
@@ -99,6 +100,21 @@ def test_outcomes_of_calls(outcome: str, code: int | None, err: str, settings: d
     said = Said(**({"code": code, "signal": None, "hung": False, "seconds": 1.0, "out": "", "err": err} | settings))
     assert judged(said, "train")[0] == outcome
     assert outcome in SEVERITY
+
+
+def test_mutations_of_one_request_do_not_reach_the_next() -> None:
+    before = repr(ODD)
+    for number in range(300):
+        chance, body = random.Random(number), {"messages": [{"role": "user"}], "n": 1}
+        for _ in range(6):
+            mutate(chance, body)
+    assert repr(ODD) == before
+
+
+def test_progress_of_a_slow_machine_is_no_remark() -> None:
+    progress = "sweep: 86 %, trial 2: loss 4.2, 1 s left\nout: 0.04/1 runs, 43 s left\nx: 3/9 steps, 2 s left\n"
+    said = Said(0, None, hung=False, seconds=1.0, out="", err=progress + "x: removed 1 line\n")
+    assert remarks(said) == {"x: removed 1 line"}
 
 
 def test_a_worker_sees_how_a_call_ends(worker: Worker) -> None:

@@ -36,7 +36,7 @@ INFORMATION = re.compile(
         (
             r".*: \w+ of [\d,]+ parameters on .*",  # what is going to be trained
             rf".*step {NUMBER} \(epoch .*\): validation perplexity .*",
-            rf".*: {NUMBER}(/{NUMBER})? ?(steps|tokens|bytes|%|lengths)\b.*",  # Progress without a terminal
+            rf".*: {NUMBER}(/{NUMBER})? ?((steps|tokens|bytes|lengths|runs)\b|%).*",  # Progress without a terminal
             rf".*: test perplexity {NUMBER}, .*",
             r"trial \d+: .*",
             r"no importance figure: .*",

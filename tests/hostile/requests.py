@@ -8,6 +8,7 @@ error in OpenAI's shape. Some clients go away before they are answered.
 """
 
 import contextlib
+import copy
 import http.client
 import json
 import random
@@ -250,7 +251,7 @@ def mutate(chance: random.Random, body: Any) -> None:
         place = chance.choice(list(body))
     elif isinstance(body, dict):
         body[chance.choice(("n", "echo", "best_of", "suffix", "state", "top_p", "logprobs", "known", "colour", ""))] = (
-            chance.choice(ODD)
+            odd(chance)
         )
         return
     else:
@@ -261,7 +262,12 @@ def mutate(chance: random.Random, body: Any) -> None:
         del body[place]
     else:
         numbers = chance.choice((INTEGERS, FLOATS))
-        body[place] = chance.choice(ODD) if chance.random() < 0.85 else chance.choice(numbers)
+        body[place] = odd(chance) if chance.random() < 0.85 else chance.choice(numbers)
+
+
+def odd(chance: random.Random) -> Any:
+    """Draw an odd value, as a copy, because later mutations change what is inside of it."""
+    return copy.deepcopy(chance.choice(ODD))
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
