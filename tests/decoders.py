@@ -63,8 +63,9 @@ def random_tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def built(name: str = "ar-grc") -> LM:
-    model = small_model(name)
+def built(name: str = "ar-grc", vocab_size: int = VOCAB) -> LM:
+    """The small model of this name, which is an LM."""
+    model = small_model(name, vocab_size)
     assert isinstance(model, LM)
     return model
 

@@ -12,8 +12,8 @@ from logdepth.decoding import Decoder, Slots
 from logdepth.models import LM, LMConfig, LMState
 from logdepth.ops import kernels
 from tests.block_states import tensors_of
-from tests.decoders import random_tokens
-from tests.small_models import SMALL_MODELS, VOCAB, shake, small_model
+from tests.decoders import built, random_tokens
+from tests.small_models import SMALL_MODELS, VOCAB, shake
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -34,9 +34,7 @@ def exact_products() -> Iterator[None]:
 
 
 def on_gpu(name: str) -> LM:
-    model = small_model(name).float().cuda()
-    assert isinstance(model, LM)
-    return model
+    return built(name).float().cuda()
 
 
 def near(found: Tensor, expected: Tensor) -> None:

@@ -18,7 +18,8 @@ from logdepth.generate import generate
 from logdepth.models import LM
 from logdepth.serve import Engine, EngineConfig, Event, Failed, Job, PromptRead, Scored, Snapshot, TextAdded
 from tests.block_states import same_state
-from tests.small_models import SMALL_MODELS, small_model
+from tests.decoders import built
+from tests.small_models import SMALL_MODELS
 from tests.tiny_corpus import tiny_data
 
 PROMPT = (
@@ -34,9 +35,7 @@ def tokenizer(corpus: Path) -> Tokenizer:
 
 
 def model_named(name: str, tokenizer: Tokenizer) -> LM:
-    model = small_model(name, tokenizer.vocab_size)
-    assert isinstance(model, LM)
-    return model
+    return built(name, tokenizer.vocab_size)
 
 
 def engine_of(model: LM, tokenizer: Tokenizer, **limits: Any) -> Engine:
@@ -357,8 +356,7 @@ def test_texts_wait_for_room(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
 def test_bytes_of_a_slot_are_known_before(name: str, tokenizer: Tokenizer) -> None:
-    model = small_model(name)
-    assert isinstance(model, LM)
+    model = built(name)
     states = [block.static_state(block.init_state(3)) for block in model.blocks]
     sizes = []
     for batch in (3, 7):

@@ -33,7 +33,8 @@ from logdepth.generate import SamplingConfig, generate
 from logdepth.hf import LogDepthCache, LogDepthConfig, LogDepthForCausalLM
 from logdepth.models import LM, LMState
 from tests.block_states import close, same_state
-from tests.small_models import SMALL_MODELS, VOCAB, small_model
+from tests.decoders import built
+from tests.small_models import SMALL_MODELS, VOCAB
 from tests.tiny_corpus import tiny_data
 
 every_model = pytest.mark.parametrize("name", SMALL_MODELS)
@@ -55,8 +56,7 @@ def quiet() -> Iterator[None]:
 
 def wrapped(name: str, vocab_size: int = VOCAB) -> LogDepthForCausalLM:
     """The model of this name with the weights of `small_model`."""
-    lm = small_model(name, vocab_size)
-    assert isinstance(lm, LM)
+    lm = built(name, vocab_size)
     model = LogDepthForCausalLM(LogDepthConfig(vocab_size=vocab_size, model=SMALL_MODELS[name])).double().eval()
     missing, unexpected = model.model.load_state_dict(lm.state_dict(), strict=False)
     assert not unexpected

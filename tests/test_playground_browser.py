@@ -11,8 +11,8 @@ from logdepth.decoding import SamplingConfig
 from logdepth.generate import generate
 from logdepth.models import LM
 from tests.browser import brightness, opened_browser
+from tests.decoders import built
 from tests.serving import NAME, Running, serving, wait_until
-from tests.small_models import small_model
 from tests.tiny_corpus import sentences
 
 TEXT = "the cat sees a small dog\nin the garden . my neighbour draws"
@@ -32,9 +32,7 @@ def tokenizer(corpus: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> LM:
-    model = small_model("memory-window", tokenizer.vocab_size)
-    assert isinstance(model, LM)
-    return model
+    return built("memory-window", tokenizer.vocab_size)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from logdepth.generate import generate
 from logdepth.models import LM
 from logdepth.serve.chat import STOPS, chat_prompt
 from logdepth.serve.requests import Message
+from tests.decoders import built
 from tests.serving import NAME, Running, serving
-from tests.small_models import small_model
 from tests.tiny_corpus import tiny_data
 
 PROMPT = "the cat sees a small dog in the garden ."
@@ -30,9 +30,7 @@ def tokenizer(corpus: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> LM:
-    model = small_model("hybrid", tokenizer.vocab_size)
-    assert isinstance(model, LM)
-    return model
+    return built("hybrid", tokenizer.vocab_size)
 
 
 @pytest.fixture(scope="module")

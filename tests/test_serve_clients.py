@@ -18,8 +18,8 @@ from logdepth.data import Tokenizer, prepare
 from logdepth.decoding import SamplingConfig
 from logdepth.generate import generate
 from logdepth.models import LM
+from tests.decoders import built
 from tests.serving import NAME, Running, events, serving, wait_until
-from tests.small_models import small_model
 from tests.tiny_corpus import tiny_data
 
 PROMPT = "the cat sees a small dog in the garden . every bird follows the old clock under a tree ."
@@ -33,9 +33,7 @@ def tokenizer(corpus: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> LM:
-    model = small_model("memory-window", tokenizer.vocab_size)
-    assert isinstance(model, LM)
-    return model
+    return built("memory-window", tokenizer.vocab_size)
 
 
 @pytest.fixture(scope="module")
