@@ -9,6 +9,7 @@ made.
 import contextlib
 import datetime
 import json
+import math
 import os
 import secrets
 import sys
@@ -385,9 +386,7 @@ def degrees(words: Sequence[str], world_size: int) -> dict[str, int]:
             sizes[name] = int(number)
         else:
             open_word = name
-    fixed = 1
-    for size in sizes.values():
-        fixed *= size
+    fixed = math.prod(sizes.values())
     if open_word is not None and world_size % fixed == 0:
         sizes[open_word] = world_size // fixed
     elif fixed != world_size and world_size > 1:

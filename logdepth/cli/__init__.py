@@ -16,7 +16,7 @@ from logdepth.cli.process import (
     prepare_streams,
     raise_on_interrupt,
 )
-from logdepth.cli.ranks import complain, meet_others, run_as_rank, under_torchrun
+from logdepth.cli.ranks import complain, is_one_of_several, meet_others, run_as_rank
 from logdepth.errors import UserError, did_you_mean, not_enough_memory
 
 VERBS = {
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exit_on_interrupt()
         prepare_streams()
         try:
-            if under_torchrun():
+            if is_one_of_several():
                 run_as_rank(lambda: main(sys.argv[1:]))
             return main(sys.argv[1:])
         finally:
@@ -90,7 +90,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if verb not in VERBS:
         raise UserError(f"there is no verb '{verb}'{did_you_mean(verb, VERBS)}")
-    if under_torchrun():
+    if is_one_of_several():
         meet_others(verb)
     module = importlib.import_module(f"logdepth.cli.{verb}")
     raise_on_interrupt()

@@ -25,8 +25,8 @@ class Silenced(io.StringIO):
         return len(text)
 
 
-def under_torchrun() -> bool:
-    """Whether torchrun started this process as one of several. As the only one, it is a process like any other."""
+def is_one_of_several() -> bool:
+    """Whether torchrun started this process beside others. As the only one, it is a process like any other."""
     return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
@@ -62,7 +62,7 @@ def meet_others(verb: str) -> None:
 
 def complain(line: str) -> None:
     """Prints an error on stderr, unless another rank has done so."""
-    if under_torchrun():
+    if is_one_of_several():
         from logdepth.parallel import speaks_for_all
 
         if not speaks_for_all():
